@@ -210,7 +210,7 @@ def test_the_manifest_says_what_was_done(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "own.csv", [(row % 7, row) for row in range(70)])
     manifest = prepare(path, top_users=3, seed=5).manifest
     assert manifest["options"] == {"top_users": 3, "seed": 5}
-    assert manifest["split"] == "0.7 of every user's interactions to train on, seed 5"
+    assert manifest["split"] == "0.7 of every user's interactions to train on, at random with seed 5"
     assert manifest["source_counts"] == {"users": 7, "items": 70, "interactions": 70}
     assert manifest["counts"] == {"users": 3, "items": 30, "train": 21, "valid": 0, "test": 9, "items_in_train": 21}
     assert manifest["source"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()

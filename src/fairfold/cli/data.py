@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairfold.cli.console import Terminal, make_table
-from fairfold.cli.options import ItemColumn, MinRating, RatingColumn, Separator, TopUsers, UserColumn
+from fairfold.cli.options import ItemColumn, MinRating, RatingColumn, Separator, TimeColumn, TopUsers, UserColumn
 
 if TYPE_CHECKING:
     from fairfold.data.preparing import Prepared
@@ -37,7 +37,8 @@ def prepare_command(
     ratings: Annotated[bool, typer.Option("--ratings", help="Keep ratings; leave out what is not rated.")] = False,
     min_rating: MinRating = None,
     split: Annotated[
-        float | None, typer.Option(help="Share of every user's interactions to train on.", show_default="0.7")
+        str | None,
+        typer.Option(help="Share of each user to train on, at random, or newest, newest-share.", show_default="0.7"),
     ] = None,
     resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split, and split again.")] = False,
     valid: Annotated[float, typer.Option(help="Share of the training part to put aside for validation.")] = 0.0,
@@ -46,6 +47,7 @@ def prepare_command(
     item_column: ItemColumn = None,
     rating_column: RatingColumn = None,
     separator: Separator = None,
+    time_column: TimeColumn = None,
     scale: Annotated[tuple[float, float] | None, typer.Option(help="Lowest and highest possible rating.")] = None,
     images: Annotated[str | None, typer.Option(help="Folder of the images, for a folder of writers.")] = None,
     refresh: Annotated[
@@ -65,11 +67,19 @@ def prepare_command(
 
     prepared = prepare(
         source, cache=cache, stages=stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
-        min_rating=min_rating, split=split, resplit=resplit, valid=valid, seed=seed, user_column=user_column,
-        item_column=item_column, rating_column=rating_column, scale=scale, images=images,
+        min_rating=min_rating, split=_share(split), resplit=resplit, valid=valid, seed=seed, user_column=user_column,
+        item_column=item_column, rating_column=rating_column, time_column=time_column, scale=scale, images=images,
         separator="\t" if separator in ("tab", "\\t") else separator,
     )  # fmt: skip
     _show(prepared)
+
+
+def _share(split: str | None) -> float | str | None:
+    """A share as a number; a name stays one."""
+    try:
+        return None if split is None else float(split)
+    except ValueError:
+        return split
 
 
 @data.command("list")

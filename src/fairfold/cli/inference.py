@@ -69,7 +69,7 @@ def recommend(
         str | None,
         typer.Option(
             help="Or the items of a new user: 1,5,9; a file with one id (or #number) per line, followed by the rating "
-            "for a model of ratings; or a CSV file with a column 'item'."
+            "for a model of ratings; or a CSV file with a column 'item'. '' is a user without any."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items to recommend.")] = 10,
@@ -111,7 +111,7 @@ def recommend(
     model = "the server's model" if size is None else f"the model of a {size} device"
     model = "popularity alone" if best.is_fallback else model
     name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
-    name = name if history is None else f"The user of {history[:60]}"
+    name = name if history is None else f"The user of {history[:60]}" if history_size else "A user without a history"
     table = make_table([], ["rank"])
     for heading in ["item"] if data.titles is None else ["item", "title"]:
         table.add_column(heading)
@@ -130,6 +130,8 @@ def recommend(
 
 def _history_note(informative: int, given: int, rated: bool) -> str:
     """How much of a history the model can use, and what it does without any."""
+    if not given:
+        return f"The history is empty, so items are ranked by {'what all users think' if rated else 'popularity'}."
     why = "no user had them in training" + ("" if rated else ", or too few to own a row in this model")
     if informative:
         return f"The model uses {informative} of these {given}; it does not know the others ({why})."

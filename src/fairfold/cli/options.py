@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 OPTIONS = {
     "data": "data.name", "model": "model.kind", "method": "subspace.method", "capacities": "fleet.capacities",
     "rounds": "run.rounds", "seed": "run.seed", "user_column": "data.user_column", "item_column": "data.item_column",
-    "rating_column": "data.rating_column", "separator": "data.separator", "top_users": "data.top_users",
-    "min_rating": "data.min_rating", "core": "data.core",
+    "rating_column": "data.rating_column", "time_column": "data.time_column", "separator": "data.separator",
+    "top_users": "data.top_users", "min_rating": "data.min_rating", "core": "data.core", "split": "data.split",
 }  # fmt: skip
 """The settings that options set."""
 
@@ -36,6 +36,8 @@ Data = Annotated[
 UserColumn = Annotated[str | None, typer.Option(help="Name of the user column, or its place, counted from 1.")]
 ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place, counted from 1.")]
 RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place, counted from 1.")]
+TimeColumn = Annotated[str | None, typer.Option(help="Name of the time column, or its place, counted from 1.")]
+Split = Annotated[str | None, typer.Option(help="What is held out: random (the default), newest, newest-share.")]
 Separator = Annotated[str | None, typer.Option(help="Character between fields; `tab` for a tab. Default: detected.")]
 TopUsers = Annotated[int | None, typer.Option(help="Keep only the N users with the most interactions. Default: all.")]
 MinRating = Annotated[float | None, typer.Option(help="Keep only ratings of at least this, as likes. Default: all.")]

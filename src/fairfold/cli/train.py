@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fairfold.federation.federation import Federation
     from fairfold.metrics.ranking import RankingResult
     from fairfold.metrics.rating import Predictor
-    from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import FinishedRun
 
 
@@ -50,6 +49,9 @@ def train(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: that of the recipe.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. Default: 0.")] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=2, help="Run on so many random splits of the data, and show the spread.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/DATE-TIME-DATA.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out from its last checkpoint.")] = False,
     checkpoint_every: Annotated[
@@ -71,6 +73,8 @@ def train(
     user_column: opt.UserColumn = None,
     item_column: opt.ItemColumn = None,
     rating_column: opt.RatingColumn = None,
+    time_column: opt.TimeColumn = None,
+    split: opt.Split = None,
     separator: opt.Separator = None,
     top_users: opt.TopUsers = None,
     min_rating: opt.MinRating = None,
@@ -89,12 +93,15 @@ def train(
     Examples:
         fairfold train --data ratings.csv --capacities 1x-4x-16x --out runs/first
         fairfold train --out runs/first --resume
+        fairfold train --data ratings.csv --splits 3
         fairfold train --recipe paper --show-settings
     """
     from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
+    from fairfold.cli.splits import settings_of_splits, spread_table
     from fairfold.config.fleet import DifferentialPrivacy
     from fairfold.runs.baselines import rating_baselines, strong_baselines
+    from fairfold.runs.folder import RunFolder
     from fairfold.runs.progress import Display
     from fairfold.runs.trackers import Tracker, find_tracker
     from fairfold.runs.train import follow_run, run, share_errors, shared_settings
@@ -102,10 +109,14 @@ def train(
     console = Terminal()
     if resume and out is None:
         raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
+    if resume and splits is not None:
+        given, remedy = "--resume with --splits", f"Resume one: --out {out}/split-0 --resume."
+        raise InvalidSettings(given, "one run to resume", remedy)
     options = {
         "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed,
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
-        "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
+        "time_column": time_column, "separator": separator, "top_users": top_users, "min_rating": min_rating,
+        "core": core, "split": split,
     }  # fmt: skip
     folders: list[Path] = []
     source: list[str] = []
@@ -136,29 +147,33 @@ def train(
         return
     with ranks_here() as ranks:
         settings = shared_settings(ranks, first_rank_settings)
+        if splits is not None and ranks.num_ranks > 1:
+            raise InvalidSettings("--splits of several processes", "one process", "Run each split by itself.")
         if not ranks.first:
             follow_run(settings, ranks)
             return
         console.echo(*source)
-        try:
-            with share_errors(ranks):
-                finished = run(
-                    settings,
-                    out,
-                    resume=resume,
-                    checkpoint_every=checkpoint_every,
-                    callbacks=callbacks,
-                    echo=console.echo,
-                    more_baselines=baselines,
-                    ranks=ranks,
-                )
-        except KeyboardInterrupt:
-            for folder in folders:
-                console.echo(f"Go on with: fairfold train --out {folder} --resume")
-            raise
-    _show(console, finished)
-    if isinstance(settings.privacy, DifferentialPrivacy) if audit is None else audit:
-        run_audit(console, finished.folder.path)
+        each, results = [settings] if splits is None else settings_of_splits(settings, splits), []
+        if splits is not None:
+            out = RunFolder.create(settings, out).path
+        for place, mine in enumerate(each):
+            try:
+                with share_errors(ranks):
+                    finished = run(
+                        mine, out if splits is None or out is None else out / f"split-{place}", resume=resume,
+                        checkpoint_every=checkpoint_every, callbacks=callbacks, echo=console.echo,
+                        more_baselines=baselines, ranks=ranks,
+                    )  # fmt: skip
+            except KeyboardInterrupt:
+                for folder in folders[-1:]:
+                    console.echo(f"Go on with: fairfold train --out {folder} --resume")
+                raise
+            results.append(finished.result)
+            _show(console, finished)
+            if isinstance(settings.privacy, DifferentialPrivacy) if audit is None else audit:
+                run_audit(console, finished.folder.path)
+    if splits is not None:
+        console.print(spread_table(results))
 
 
 def _show(console: Terminal, finished: FinishedRun) -> None:

@@ -95,13 +95,16 @@ class InteractionData(FrozenSettings):
     Attributes:
         name: The name of a known data set, or a folder or file of your own.
         top_users: Keep only the users with most interactions; None keeps all.
-        resplit: Pool the publisher's train and test sets and split again, 70 % of each user to train on.
-        split_seed: Another number draws another split, where the publisher's is not kept.
+        resplit: Pool the publisher's train and test sets and split again.
+        split: What is held out, where the publisher's split is not kept: ``"random"`` three tenths of each user,
+            ``"newest"`` the newest interaction of each user, ``"newest-share"`` the newest three tenths.
+        split_seed: Another number draws another random split.
         core: Keep users and items with at least this many interactions, until all have them.
         min_rating: Keep what is rated this high or higher, as likes; None keeps everything.
         user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
         item_column: Name or place of the column of items, likewise.
         rating_column: Name or place of the column of ratings, likewise.
+        time_column: Name or place of the column of times, likewise.
         separator: What stands between the fields of a line; None finds it by itself.
     """
 
@@ -109,15 +112,21 @@ class InteractionData(FrozenSettings):
     name: str
     top_users: int | None = Field(None, ge=1, lt=2**62)
     resplit: bool = False
+    split: Literal["random", "newest", "newest-share"] = "random"
     split_seed: int = Field(0, ge=0, lt=2**62)
     core: int = Field(0, ge=0, lt=2**62)
     min_rating: float | None = None
     user_column: str | int | None = None
     item_column: str | int | None = None
     rating_column: str | int | None = None
+    time_column: str | int | None = None
     separator: str | None = None
 
-    READING: ClassVar = ("split_seed", "core", "min_rating", "user_column", "item_column", "rating_column", "separator")
+    ACTIVE_WHEN: ClassVar = {"split_seed": ("split", ("random",))}
+    READING: ClassVar = (
+        "split", "split_seed", "core", "min_rating", "user_column", "item_column", "rating_column", "time_column",
+        "separator",
+    )  # fmt: skip
 
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         values = super().effective(changed=changed)
@@ -129,7 +138,7 @@ class InteractionData(FrozenSettings):
         """Options of :func:`fairfold.data.prepare`."""
         options = {key: getattr(self, key) for key in ("top_users", "resplit", *self.READING)}
         options["seed"] = options.pop("split_seed")
-        return {key: value for key, value in options.items() if value not in (None, False, 0)}
+        return {key: value for key, value in options.items() if value not in (None, False, 0, "random")}
 
 
 class ImageData(FrozenSettings):

@@ -13,10 +13,12 @@ from fairfold.data.parsing import parquet_schema, parse_object
 from fairfold.errors import InvalidData, did_you_mean
 
 SPLIT = 0.7
+NEWEST, NEWEST_SHARE, RANDOM = "newest", "newest-share", "random"
+NAMED_SPLITS = (None, RANDOM, NEWEST, NEWEST_SHARE)
 Kind = Literal["lines", "delimited", "json", "parquet"]
 # Stands for the path of a table in memory; messages about it name Python arguments, not CLI options.
 TABLE_IN_MEMORY = Path("the table")
-# Known names of the three columns, compared without case, blanks, `_` and `-`.
+# Known names of the columns, compared without case, blanks, `_` and `-`.
 COLUMN_NAMES = {
     "user": (
         "userid", "user", "reviewerid", "uid", "customerid", "memberid", "u", "visitorid", "viewerid", "playerid",
@@ -31,6 +33,10 @@ COLUMN_NAMES = {
         "restaurant", "hotel", "video", "article", "show", "app",
     ),
     "rating": ("rating", "bookrating", "overall", "stars", "score", "ratings"),
+    "time": (
+        "timestamp", "time", "datetime", "unixreviewtime", "date", "ratedat", "createdat", "eventtime", "dateadded",
+        "reviewtime", "ts",
+    ),
 }  # fmt: skip
 # Columns of ids of something else than items.
 OTHER_IDS = re.compile(r"(order|session|transaction|event|review|row|log|time|device|country|city|category|store).*id")
@@ -45,13 +51,16 @@ class Options:
     core: int = 0  # keep users and items with at least this many interactions, until all have them (k-core)
     ratings: bool = False  # keep the ratings and leave out what is not rated; else every interaction counts as one
     min_rating: float | None = None  # keep only what is rated at least this high, as implicit feedback
-    split: float | None = None  # share of a user's interactions to train on, 0.7; a split of the publisher is kept
+    # Share of a user's interactions to train on, drawn at random (0.7 or "random"); "newest" holds out the newest one
+    # of every user, "newest-share" the newest three tenths. A split of the publisher is kept.
+    split: float | str | None = None
     resplit: bool = False  # pool a published split and split again
     valid: float = 0.0  # share of a user's train interactions put aside for validation
     seed: int = 0  # of the split
     user_column: str | int | None = None  # name or position (from 1), where it is not detected
     item_column: str | int | None = None
     rating_column: str | int | None = None
+    time_column: str | int | None = None
     separator: str | None = None  # between the fields of a line
     scale: tuple[float, float] | None = None  # lowest and highest valid rating
     images: str | Path | None = None  # folder of the images, for a folder that holds only their writers
@@ -61,7 +70,7 @@ class Options:
         checks = (
             ("top_users", self.top_users is None or self.top_users >= 1, "a number of at least 1"),
             ("core", self.core >= 0, "a number of at least 0"),
-            ("split", self.split is None or 0 < self.split <= 1, "a share above 0 and at most 1"),
+            ("split", 0 < self.share <= 1, "a share above 0 and at most 1, or random, newest, newest-share"),
             ("valid", 0 <= self.valid < 1, "a share of at least 0 and below 1"),
             ("seed", self.seed >= 0, "a number of at least 0"),
             ("separator", plain_separator, "a text without quotes and line breaks"),
@@ -73,14 +82,24 @@ class Options:
                 raise InvalidData(f"{name} = {getattr(self, name)!r}", needed, "Change that option.")
 
     @property
+    def by_time(self) -> bool:
+        """Whether what is held out are the newest interactions."""
+        return self.split in (NEWEST, NEWEST_SHARE)
+
+    @property
+    def share(self) -> float:
+        """The share of a user's interactions to train on, where more than one is held out."""
+        return self.split if isinstance(self.split, int | float) else SPLIT if self.split in NAMED_SPLITS else -1.0
+
+    @property
     def describes_file(self) -> bool:
         """True if any option names a column or the separator."""
         return any(value is not None for value in (*self.columns, self.separator))
 
     @property
     def columns(self) -> tuple[str | None, ...]:
-        """Names, or positions from 1, of the columns of user, item and rating that are given."""
-        named = self.user_column, self.item_column, self.rating_column
+        """Names, or positions from 1, of the columns of user, item, rating and time that are given."""
+        named = self.user_column, self.item_column, self.rating_column, self.time_column
         return tuple(None if name is None else str(name) for name in named)
 
     def non_default(self) -> dict[str, object]:
@@ -98,6 +117,8 @@ class FileFormat:
     user: str | int = 0
     item: str | int = 1
     rating: str | int | None = None
+    time: str | int | None = None
+    reads_time: bool = False  # whether times are read: only where they decide what is held out
     width: int = 0  # number of columns of a delimited file
     separator: str = ","
     header: bool = False  # whether the first line names the columns
@@ -109,8 +130,11 @@ class FileFormat:
 
     @property
     def columns(self) -> dict[str, str | int]:
-        """Columns by role: user, item and, where there is one, rating."""
-        return {"user": self.user, "item": self.item} | ({} if self.rating is None else {"rating": self.rating})
+        """Columns by role: user, item and, where there are any, rating and, where it is read, time."""
+        others = {"rating": self.rating, "time": self.time if self.reads_time else None}
+        return {"user": self.user, "item": self.item} | {
+            role: name for role, name in others.items() if name is not None
+        }
 
     def describe(self) -> str:
         """What a row should look like, for error messages."""
@@ -124,7 +148,7 @@ class FileFormat:
 def detect_format(path: Path, options: Options | None = None) -> FileFormat:
     """Detect the format of a file from its name and first lines; given options take precedence."""
     options = options or Options()
-    file_format = _detect(path, options)
+    file_format = replace(_detect(path, options), reads_time=options.by_time)
     return file_format if options.scale is None else replace(file_format, scale=options.scale)
 
 
@@ -149,7 +173,7 @@ def _detect(path: Path, options: Options) -> FileFormat:
     if not options.describes_file:
         if name == "bx-book-ratings.csv" or first.startswith('"User-ID";"ISBN"'):
             quoting: dict[str, Any] = {"header": True, "quote": "strip", "encoding": "latin-1"}
-            return FileFormat("delimited", 0, 1, 2, 3, ";", scale=(0, 10), unrated=0, **quoting)
+            return FileFormat("delimited", 0, 1, 2, width=3, separator=";", scale=(0, 10), unrated=0, **quoting)
         if name == "u.data" or name.endswith(".rating"):
             return _positions(path, first, "\t", (1, 5))
         if name == "ratings.dat":
@@ -175,8 +199,8 @@ def _abbreviate(names: list[str]) -> str:
     return ", ".join(repr(name[:40]) for name in names[:12]) + (", …" if len(names) > 12 else "")
 
 
-def find_columns(path: Path, names: list[str], options: Options) -> tuple[int, int, int | None]:
-    """Find the positions of user, item and rating: columns given as options, else the first with a known name."""
+def find_columns(path: Path, names: list[str], options: Options) -> tuple[int, int, int | None, int | None]:
+    """Find the positions of user, item, rating and time: columns given as options, else the first of a known name."""
     found: dict[str, int] = {}
     normalized = [normalize(name) for name in names]
     for (role, known), named in zip(COLUMN_NAMES.items(), options.columns, strict=True):
@@ -194,11 +218,11 @@ def find_columns(path: Path, names: list[str], options: Options) -> tuple[int, i
             found[role] = candidates[0]
         elif role == "item" and len(others := _other_ids(normalized, found["user"])) == 1:
             found[role] = others[0]  # the only other column of ids
-        elif role != "rating":
+        elif role in ("user", "item"):
             given = f"{path.name} has no column that is known to hold the {role}; its columns are {_abbreviate(names)}"
             remedy = _command(path, names, found.get("user"))
             raise InvalidData(given, "columns that name a user and an item", remedy)
-    return found["user"], found["item"], found.get("rating")
+    return found["user"], found["item"], found.get("rating"), found.get("time")
 
 
 def _other_ids(normalized: list[str], user: int) -> list[int]:
@@ -222,8 +246,9 @@ def _command(path: Path, names: list[str], user: int | None) -> str:
 
 
 def _named(kind: Kind, path: Path, names: list[str], options: Options) -> FileFormat:
-    user, item, rating = find_columns(path, names, options)
-    return FileFormat(kind, names[user], names[item], None if rating is None else names[rating])
+    user, item, *others = find_columns(path, names, options)
+    rating, time = (None if place is None else names[place] for place in others)
+    return FileFormat(kind, names[user], names[item], rating, time)
 
 
 def _json(path: Path, first: str, options: Options) -> FileFormat:
@@ -259,7 +284,8 @@ def _positions(path: Path, first: str, separator: str, scale: tuple[float, float
     width = len(first.split(separator))
     if width < 3:
         raise _bad_line(path, first, f"user, item and rating with a {SEPARATORS[separator]} between them")
-    return FileFormat("delimited", 0, 1, 2, width, separator, scale=scale)
+    time = 3 if width > 3 else None
+    return FileFormat("delimited", 0, 1, 2, time, width=width, separator=separator, scale=scale)
 
 
 def _bad_line(path: Path, first: str, needed: str, remedy: str = "Give the separator with --separator.") -> InvalidData:
@@ -276,7 +302,7 @@ def _delimited(path: Path, start: str, options: Options) -> FileFormat:
     if not options.user_column and len(names) == 4 and _is_amazon(names):
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)
-        return FileFormat("delimited", user, item, 2, 4, separator, scale=(1, 5))
+        return FileFormat("delimited", user, item, 2, 3, width=4, separator=separator, scale=(1, 5))
     by_position = all(named is None or named.isdecimal() for named in options.columns) and any(options.columns)
     normalized = set(map(normalize, names))
     known = bool(normalized & set(itertools.chain(*COLUMN_NAMES.values())) or set(names) & set(options.columns))
@@ -292,7 +318,8 @@ def _delimited(path: Path, start: str, options: Options) -> FileFormat:
         names = [str(place + 1) for place in range(len(names))]
         normalized = set(names)
     positions = find_columns(path, names, options)
-    file_format = FileFormat("delimited", *positions, len(names), separator, header=not headless, quote=quote)
+    others: dict[str, Any] = {"width": len(names), "separator": separator, "header": not headless, "quote": quote}
+    file_format = FileFormat("delimited", *positions, **others)
     goodreads = normalized >= {"bookid", "isread", "rating"}
     if not goodreads and normalized >= {"userid", "movieid", "rating"}:
         return replace(file_format, scale=(0.5, 5))

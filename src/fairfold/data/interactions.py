@@ -149,6 +149,7 @@ class Dataset:
     user_ids: list[str] | None = field(default=None, repr=False)
     item_ids: list[str] | None = field(default=None, repr=False)
     titles: list[str] | None = field(default=None, repr=False)
+    split: str = ""  # how it was split, in words
     counted: PopularityCounts | None = None  # where clients have counted the items, which are numbered by it
 
     def renumbered(self, place: Tensor, counted: PopularityCounts | None = None) -> "Dataset":

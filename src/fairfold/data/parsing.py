@@ -16,6 +16,9 @@ NOT_JSON = "lines that are not JSON, left out"
 NOT_AN_ID = "users or items that are lists or objects, rows left out"
 BYTES_PER_ROW = 16  # assumed size of a user and an item, by which the number of rows of a Parquet file is limited
 _INTEGERS = (polars.Int8, polars.Int16, polars.Int32, polars.Int64, polars.UInt8, polars.UInt16, polars.UInt32)
+# Dates and times as text; a day before a month and the like are not guessed
+_TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d", "%m %d, %Y")
+_ZONED_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z", "%a %b %d %H:%M:%S %z %Y")
 _NOT_NUMERIC = (polars.Date, polars.Datetime, polars.Duration, polars.Time, polars.Binary, polars.Object)
 
 
@@ -139,3 +142,17 @@ def _check_type(path: Path, role: str, name: str, found: polars.DataType) -> Non
         needed = "one number per row" if role == "rating" else "one number or text per row"
         remedy = f"Name another with --{role}-column, or write the column again."
         raise InvalidData(f"the column {name!r} of {path.name} holds {found}", needed, remedy)
+
+
+def as_times(times: polars.Series) -> polars.Series:
+    """Times as numbers, later ones larger: numbers as they are, dates in seconds; null where a text is neither."""
+    if times.dtype in (polars.Date, polars.Datetime):
+        return times.cast(polars.Datetime("us")).dt.epoch("us").cast(polars.Float64) / 1e6
+    numbers = times.cast(polars.Float64, strict=False)
+    if times.dtype != polars.String or numbers.null_count() < max(len(times), 1):
+        return numbers.set(~numbers.is_finite(), None)
+    text = times.str.strip_chars().str.replace(r"^(\d{4}-\d\d-\d\d)T([\d:.]+)$", "$1 $2")
+    for form in (*_TIME_FORMATS, *_ZONED_FORMATS):
+        found = text.str.to_datetime(form, strict=False, time_unit="us", ambiguous="earliest")
+        numbers = numbers.fill_null(found.dt.epoch("us").cast(polars.Float64) / 1e6)
+    return numbers

@@ -26,7 +26,7 @@ from fairfold.data.files import (
     no_progress,
     no_such_file,
 )
-from fairfold.data.formats import SPLIT, FileFormat, Options, detect_format
+from fairfold.data.formats import NEWEST, RANDOM, SPLIT, FileFormat, Options, detect_format
 from fairfold.data.images import ImageDataset, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.tables import SPLITS, build_table, spool_rows
@@ -150,8 +150,8 @@ def prepare(
     if is_image_folder(path):
         return _prepare_images(path, given, cache, stages, refresh)
     found = find_source(path, given)
-    if found.published_split and given.split is not None and not given.resplit:
-        problem = f"split = {given.split:g} for {found.name}, which comes with a split of its own"
+    if found.published_split and given.split not in (None, RANDOM) and not given.resplit:
+        problem = f"split = {given.split} for {found.name}, which comes with a split of its own"
         remedy = "Add --resplit to pool what was published and split it again."
         raise InvalidData(problem, "no split, or resplit as well", remedy)
 
@@ -232,10 +232,20 @@ def _into_cache(
 def _describe_split(source: Source, options: Options) -> str:
     description = PUBLISHED
     if options.resplit or not source.published_split:
-        description = f"{SPLIT if options.split is None else options.split:g} of every user's interactions to train on"
+        description = f"{options.share:g} of every user's interactions to train on"
+        if options.by_time:
+            newest = "" if options.split == NEWEST else f" {1 - SPLIT:g}"
+            description = f"the newest{newest} of every user's interactions held out"
     if options.valid:
         description += f", {options.valid:g} of train put aside for validation"
-    return description if description == PUBLISHED else f"{description}, seed {options.seed}"
+    if description == PUBLISHED:
+        return description
+    time = source.files[0].file_format.time
+    column = f"column {time + 1 if isinstance(time, int) else repr(time)}"
+    if options.by_time:
+        return f"{description}, by the times in {column}"
+    unused = "" if time is None else f"; the times in {column} are not used (split = 'newest' would)"
+    return f"{description}, at random with seed {options.seed}{unused}"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fairfold.errors import InvalidData
 MALFORMED = "lines with a wrong number of fields, left out"
 NO_ID = "rows without a user or an item, left out"
 NOT_A_NUMBER = "ratings that are not numbers, rows left out"
+NOT_A_TIME = "times that cannot be read, taken as the oldest"
 OUT_OF_SCALE = "ratings out of scale, rows left out"
 WITHOUT_ITEMS = "lines with a user and no items"
 SURPLUS = "surplus"  # the column of fields beyond the last one
@@ -33,7 +34,7 @@ def read(
     """Yield the rows of a file in blocks of ``block_size`` bytes, in the order of the file; repairs are counted.
 
     Frames have the columns ``user`` and ``item`` (Int64 where every id of the block is a plain integer, else String)
-    and, where the format has one, ``rating`` (Float32, null for "not rated").
+    and, where the format has them, ``rating`` (Float32, null for "not rated") and ``time`` (Float64, null if unknown).
     """
     counts = Counter[str]()
     rows = 0
@@ -49,6 +50,10 @@ def read(
         given = f"{left_out:,} of {rows + left_out:,} rows of {path.name} cannot be used ({reasons})"
         remedy = "Check the columns, the separator (--separator) and the scale of the ratings (--scale)."
         raise InvalidData(given, file_format.describe(), remedy)
+    if counts[NOT_A_TIME] > TOLERATED * rows:
+        given = f"{counts[NOT_A_TIME]:,} of {rows:,} times of {path.name} cannot be read"
+        remedy = "Name the column with --time-column, or hold out at random (split = 'random')."
+        raise InvalidData(given, "numbers, or dates such as 2024-05-31 or 2024-05-31 18:00:00", remedy)
     repairs.update(counts)
 
 
@@ -158,6 +163,10 @@ def _clean(frame: polars.DataFrame, file_format: FileFormat, repairs: Counter[st
         repairs[OUT_OF_SCALE] += int(outside.sum())
         if wrong.any() or outside.any():
             frame = frame.filter(~(wrong | outside))
+    if "time" in frame.columns:
+        times = parsing.as_times(frame["time"])
+        repairs[NOT_A_TIME] += times.null_count()
+        frame = frame.with_columns(times.alias("time"))
     return frame.with_columns(integer_ids(frame["user"]), integer_ids(frame["item"]))
 
 

@@ -97,7 +97,7 @@ def read_dataset(folder: Path) -> Dataset:
     train, valid, test = (_read_split(folder, name, users, manifest["counts"]) for name in SPLITS)
     titles = items["title"].fill_null("").to_list() if "title" in items.columns else None
     ids = users["id"].to_list(), items["id"].to_list()
-    return Dataset(manifest["name"], train, test, valid if len(valid) else None, *ids, titles)
+    return Dataset(manifest["name"], train, test, valid if len(valid) else None, *ids, titles, manifest["split"])
 
 
 def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[str, int]) -> Interactions:

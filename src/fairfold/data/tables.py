@@ -10,7 +10,7 @@ import polars
 from numpy.typing import NDArray
 
 from fairfold.data.files import Advance
-from fairfold.data.formats import SPLIT, Options, empty_file
+from fairfold.data.formats import NEWEST, Options, empty_file
 from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read
 from fairfold.data.sampling import numpy_generator
@@ -34,7 +34,7 @@ Array = NDArray[Any]
 class Spool:
     """Rows of a source on disk as Parquet parts, in the source's order, so that they can be read repeatedly."""
 
-    parts: tuple[Path, ...]  # with the columns user, item, split and, where ratings are kept, rating
+    parts: tuple[Path, ...]  # with the columns user, item, split and, where they are kept, rating and time
     users: polars.DataFrame  # id, number of rows, first row
     counts: dict[str, int]  # of the whole source, before any filter
     catalog_size: int | None  # size of a publisher's dense numbering, of which `items_touched` occur
@@ -52,6 +52,10 @@ def spool_rows(
     if not rated and (options.ratings or options.min_rating is not None):
         remedy = "Name it with --rating-column, or leave ratings out."
         raise InvalidData("interactions without ratings", "a rating column", remedy)
+    if options.by_time and any(file.file_format.time is None for file in source.files):
+        given = f"split = {options.split!r} for {source.name}, which has no times"
+        remedy = "Name their column with --time-column, or hold out at random (split = 'random')."
+        raise InvalidData(given, "a column of times", remedy)
     parts: list[tuple[Path, polars.Schema]] = []
     all_users, all_items, users = IdCounter(), IdCounter(), IdCounter()
     counts = Counter[str]()
@@ -86,15 +90,16 @@ def spool_rows(
 
 
 def _select(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> polars.DataFrame:
+    kept = ["user", "item", *(["time"] if options.by_time else [])]
     if not options.ratings and options.min_rating is None:
-        return frame.select("user", "item")
+        return frame.select(kept)
     rated = frame.filter(polars.col("rating").is_not_null())
     repairs[UNRATED] += frame.height - rated.height
     if options.ratings:
         return rated
     high = rated.filter(polars.col("rating") >= options.min_rating)
     repairs[LOW] += rated.height - high.height
-    return high.select("user", "item")
+    return high.select(kept)
 
 
 def _published_size(ids: polars.Series) -> int | None:
@@ -125,6 +130,7 @@ class Table:
     splits: Array  # uint8: TRAIN, VALID, TEST
     user_ids: polars.Series
     item_ids: polars.Series
+    times: Array | None = None  # later ones larger: places in time, where that decides what is held out
 
 
 def build_table(spool: Spool, options: Options, *, published_split: bool, repairs: Counter[str]) -> Table:
@@ -142,8 +148,7 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
         items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
         table = replace(table, items=items, item_ids=polars.Series("item", numpy.arange(spool.catalog_size)))
     if options.resplit or not published_split:
-        share = SPLIT if options.split is None else options.split
-        table = _hold_out(table, share, TEST, options.seed, 0)
+        table = _hold_out(table, options.share, TEST, options.seed, 0, one=options.split == NEWEST)
         repairs[SINGLE] += int((numpy.bincount(table.users, minlength=len(table.user_ids)) == 1).sum())
     if options.valid:
         table = _hold_out(table, 1 - options.valid, VALID, options.seed, 1)
@@ -193,7 +198,9 @@ def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars
 def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> Table:
     frame, user_ids = _dense(frame, "user")
     frame, item_ids = _dense(frame, "item")
-    frame = frame.sort("user", "item", "split", "row").drop("row")
+    if options.by_time:  # of equal times the later row is the newer one
+        frame = frame.sort("time", "row", nulls_last=False).drop("row").with_row_index("row")
+    frame = frame.sort("user", "item", "split", "row")
     users, items, splits = (frame[name].to_numpy() for name in ("user", "item", "split"))
     same_pair = (users[1:] == users[:-1]) & (items[1:] == items[:-1])
     same_split = splits[1:] == splits[:-1]
@@ -207,12 +214,14 @@ def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Coun
     repairs[OVERLAP] += int((keep & later).sum())
     keep &= ~later
     ratings = frame["rating"].to_numpy()[keep] if options.ratings else None
-    return Table(users[keep], items[keep], ratings, splits[keep], user_ids, item_ids)
+    times = frame["row"].to_numpy()[keep] if options.by_time else None
+    return Table(users[keep], items[keep], ratings, splits[keep], user_ids, item_ids, times)
 
 
 def _rows(table: Table, keep: Array) -> Table:
-    ratings = None if table.ratings is None else table.ratings[keep]
-    return replace(table, users=table.users[keep], items=table.items[keep], splits=table.splits[keep], ratings=ratings)
+    ratings, times = (None if column is None else column[keep] for column in (table.ratings, table.times))
+    users, items, splits = (column[keep] for column in (table.users, table.items, table.splits))
+    return replace(table, users=users, items=items, splits=splits, ratings=ratings, times=times)
 
 
 def _core(table: Table, core: int) -> Table:
@@ -232,14 +241,18 @@ def _core(table: Table, core: int) -> Table:
     return replace(table, user_ids=user_ids, item_ids=item_ids, **numbers)
 
 
-def _hold_out(table: Table, share: float, split: int, *seeds: int) -> Table:
-    """Keep a random share of every user's training rows, at least one, and move the others to another split."""
+def _hold_out(table: Table, share: float, split: int, *seeds: int, one: bool = False) -> Table:
+    """Keep a share of every user's training rows, or all but ``one``, but one at least; the others go to a split.
+
+    What is kept is the oldest part where times are known, else drawn at random.
+    """
     train = numpy.flatnonzero(table.splits == TRAIN)
     users = table.users[train]  # ascending
     counts = numpy.bincount(users, minlength=len(table.user_ids))
-    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
+    wanted = numpy.maximum(1, counts - 1 if one else numpy.floor(share * counts + 0.5)).astype(numpy.int64)
     # One key, user above random number, sorts faster than two; stable, so that ties are the same on every machine.
     draws = numpy_generator(*seeds).integers(0, 1 << 32, len(users), dtype=numpy.uint64)
+    draws = draws if table.times is None else table.times[train].astype(numpy.uint64)
     order = numpy.argsort((users.astype(numpy.uint64) << numpy.uint64(32)) | draws, kind="stable")
     ranks = numpy.arange(len(users)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
     splits = table.splits.copy()

@@ -60,15 +60,14 @@ class Pretrained:
     def recommend(self, history: Any, k: int = 10) -> Recommendations:
         """The best ``k`` items for a user who has some: ``items, scores = model.recommend([3, 17])``."""
         numbers = torch.tensor(sorted({self._index[item] for item in history}), dtype=torch.int64)
-        if not len(numbers):
-            raise InvalidData("an empty history", "at least one item", "Give the items that the user has.")
         served = stored_scorer(self.device.projections, self.device.stored(), self.config["pair_weight"])
         scores = served.scores(served.histories([numbers]), torch.arange(len(self.items)))
         scores[0, numbers] = -torch.inf
         values, best = first_by_score(scores, min(k, len(self.items) - len(numbers)))
         chosen = best[0].tolist()
         titles = None if self.titles is None else numpy.array([self.titles[item] for item in chosen])
-        note = "" if bool((numbers < served.reach).any()) else "The model cannot use any of these items."
+        note = "The model cannot use any of these items." if len(numbers) else "The most popular items."
+        note = "" if bool((numbers < served.reach).any()) else note
         return Recommendations(numpy.array([self.items[item] for item in chosen]), values[0].numpy(), titles, note)
 
     def similar(self, item: Any, k: int = 10) -> Recommendations:

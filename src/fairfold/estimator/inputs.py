@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 import fairfold.data
 from fairfold.data import Dataset
 from fairfold.data.formats import COLUMN_NAMES, TABLE_IN_MEMORY, Options, find_columns
+from fairfold.data.parsing import as_times
 from fairfold.data.store import read_dataset
 from fairfold.errors import InvalidData, InvalidSettings, did_you_mean
 
@@ -129,8 +130,11 @@ def _nonzero(*columns: Any) -> polars.DataFrame:
 
 def _select(names: list[str], column: Any, options: Options) -> polars.DataFrame:
     """The columns that options name, or that have a known name."""
-    user, item, rating = find_columns(TABLE_IN_MEMORY, names, options)
-    return _columns([_as_array(column(names[place])) for place in (user, item, rating) if place is not None])
+    *places, time = find_columns(TABLE_IN_MEMORY, names, options)
+    frame = _columns([_as_array(column(names[place])) for place in places if place is not None])
+    if not options.by_time or time is None:
+        return frame
+    return frame.with_columns(as_times(polars.Series("time", _as_array(column(names[time])), strict=False)))
 
 
 def _from_array(array: numpy.ndarray[Any, Any], options: Options) -> polars.DataFrame:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TOP = 10
 FALLBACK = "The model cannot use these items: the most popular ones are recommended."
+NO_HISTORY = "Without a history the most popular items are recommended."
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +82,8 @@ class Model:
         numbers = [0] if new is not None else [self._users[one] for one in asked]
         best = top_items(self.run, numbers, k, new=new, capacity=size)
         found = self._recommendations(best.items, best.scores, single=users is None)
-        return replace(found, note=FALLBACK) if best.is_fallback else found
+        note = FALLBACK if any(best.history_sizes) else NO_HISTORY
+        return replace(found, note=note) if best.is_fallback else found
 
     def similar(self, item: Any, k: int = TOP) -> Recommendations:
         """The items most like one: recommendations to a user with this item alone, or the nearest vectors."""
@@ -113,8 +115,6 @@ class Model:
             raise InvalidData("a history without ratings", "a dict of items and ratings", "Give {item: rating, ...}.")
         ids = list(given)
         items = torch.tensor([self._items[item] for item in ids], dtype=torch.int64)
-        if not len(items):
-            raise InvalidData("an empty history", "at least one item", "Give the items that the user has.")
         return self._pairs(items, torch.tensor([float(given[item]) for item in ids]) if rated else None)
 
     def _pairs(self, items: torch.Tensor, ratings: torch.Tensor | None = None) -> Interactions:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fairfold.data import Dataset, Interactions
+    from fairfold.metrics.ranking import Scorer
     from fairfold.runs.loaded import LoadedRun
     from fairfold.subspace import Capacity
 
@@ -49,20 +50,19 @@ def top_items(
 ) -> TopItems:
     """The best items of users, or of ``new`` ones by their histories, by the model of the server or of a device."""
     data = run.interactions
-    held = None
-    if capacity is None:
-        score = run.scorer(run.progress.state.full, held, new)
-    else:
-        device = device_model(run, capacity)
-        held = [Assignment(device.projections)]
-        scoring = CompactScoring.of(run.plan.algorithm)
-        score = scoring.compact_scorer(run.plan, device.projections, device.stored(), run.clients(new))
+    device = None if capacity is None else device_model(run, capacity)
+    held = None if device is None else [Assignment(device.projections)]
     past = data.train if new is None else new
     histories = [past.of(user) for user in users]
     informative = [int(run.informative_items(items, held).sum()) for items in histories]
     fallback = not any(informative) and not run.settings.predicts_ratings
     if fallback:
-        score = Popularity(data.train)
+        score: Scorer = Popularity(data.train)
+    elif device is None:
+        score = run.scorer(run.progress.state.full, held, new)
+    else:
+        scoring = CompactScoring.of(run.plan.algorithm)
+        score = scoring.compact_scorer(run.plan, device.projections, device.stored(), run.clients(new))
     asked = torch.tensor(users)
     items = recommend(score, asked, past, top)
     scores = score(asked).cpu().gather(1, items.clamp(min=0))

@@ -179,6 +179,8 @@ class TrainsImages(Capability):
 class SettingsRules(Capability):
     """Decides about keys of other settings tables."""
 
+    draws: ClassVar[bool] = True  # whether anything is drawn at random by clients, subspaces or the server
+
     def inactive_keys(self, settings: "Settings") -> Sequence[str]:
         """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
         return ()

@@ -123,6 +123,7 @@ class Architecture:
     form: ModelForm | None = None  # how scores are computed, for compiled training; None for custom models
     network: nn.Module | None = None  # the network without weights, where the model is one of images
     min_support: int = 0  # users that an item needs to have a row of its own; 0 for no limit
+    max_rows: int | None = None  # rows that settings allow, where more items have the users that a row needs
 
     def __init__(self, settings: "Settings", items: int, users: int, *, upload_user_vectors: bool = False) -> None:
         self._settings, self.items, self.users = settings, items, users

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fairfold.config.fleet import FaultSettings
+from fairfold.config.fleet import DifferentialPrivacy, FaultSettings
+from fairfold.federation.algorithm import SettingsRules
 from fairfold.federation.updates import Update
 from fairfold.kernels.hashing import expand_seed
 
@@ -36,6 +37,14 @@ def generator(settings: "Settings | int", purpose: Purpose, round_number: int = 
     for part in (int(purpose), round_number, client):
         state = expand_seed(state ^ part)
     return torch.Generator().manual_seed(state >> 1)
+
+
+def uses_seed(settings: "Settings") -> bool:
+    """Whether a run draws anything by ``run.seed``: data, clients, faults, noise, or what its algorithm draws."""
+    fleet = settings.fleet
+    everybody = fleet.clients_per_round is None and not any(share for _, share in fleet.faults)
+    drawn = not everybody or fleet.latency.median_seconds is not None or settings.data.kind in ("synthetic", "images")
+    return drawn or isinstance(settings.privacy, DifferentialPrivacy) or SettingsRules.of(settings.algorithm).draws
 
 
 def sample_cohort(settings: "Settings", num_clients: int, round_number: int, wanted: int | None = None) -> Tensor:

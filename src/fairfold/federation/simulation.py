@@ -11,6 +11,7 @@ import torch
 from fairfold.backends.batched import choose_backend, choose_device
 from fairfold.config import Settings
 from fairfold.config.fleet import DifferentialPrivacy
+from fairfold.config.tables import InteractionData
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
@@ -21,7 +22,7 @@ from fairfold.federation.evaluation import Callback, Evaluator, GroupReport, Res
 from fairfold.federation.federation import Federation, load_federation, popularity_baseline, renumber_scorers
 from fairfold.federation.noise import privacy_notes, privacy_report
 from fairfold.federation.plan import Plan
-from fairfold.federation.randomness import Rejections
+from fairfold.federation.randomness import Rejections, uses_seed
 from fairfold.federation.round import run_round
 from fairfold.federation.scheduling import CLOCK, staleness_notes
 from fairfold.federation.updates import State, to_device
@@ -271,6 +272,7 @@ def _notes(federation: Federation, plan: Plan, state: State, assignments: list[A
     settings = plan.settings
     notes = [*Tunable.of(plan.algorithm).notes(plan, state), *_support_notes(plan, assignments)]
     notes += [*staleness_notes(state.algorithm_state, settings), *_never_drawn_notes(federation, state)]
+    notes += _split_notes(federation)
     secure = settings.privacy.uses_secure_aggregation
     if secure or not settings.model.reads_images:
         notes += privacy_notes(privacy_report(settings))
@@ -292,9 +294,27 @@ def _support_notes(plan: Plan, assignments: list[Assignment]) -> list[str]:
         if held.projections is not None:
             share = plan.method.used_share(tensors, held.projections, capacity)
             shares += [f"{capacity} {share:.0%}"] if share < MOSTLY_USED else []
+    if not shares:
+        return []
     few = "too few" if plan.settings.privacy.uses_secure_aggregation else f"fewer than {support}"
-    why = f"items that {few} users have own no row, and nothing else needs the room"
-    return [f"Capped by support: devices hold less than they may ({', '.join(shares)}): {why}."] if shares else []
+    why, cap = f"items that {few} users have own no row", plan.architecture.max_rows
+    if cap is not None:
+        why = f"no more than {cap:,} items own a row (algorithm.max_items)"
+    by = "support" if cap is None else "algorithm.max_items"
+    hold = f"devices hold less than they may ({', '.join(shares)})"
+    return [f"Capped by {by}: {hold}: {why}, and nothing else needs the room."]
+
+
+def _split_notes(federation: Federation) -> list[str]:
+    """How the data was split, where it was split here, and that a seed which was given changes nothing."""
+    settings, data = federation.plan.settings, federation.data
+    split = data.split if isinstance(data, Dataset) and isinstance(settings.data, InteractionData) else ""
+    notes = [f"Split: {split}."] if split else []
+    if "seed" in settings.run.model_fields_set and not uses_seed(settings):
+        notes.append(
+            "run.seed changes nothing: this run draws nothing at random (--splits 3 shows a spread over splits)."
+        )
+    return notes
 
 
 def _never_drawn_notes(federation: Federation, state: State) -> list[str]:

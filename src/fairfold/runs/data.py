@@ -59,7 +59,13 @@ def save_run_data(run: Path, data: Dataset) -> None:
     table = Table(sorted_users, items[order].astype(numpy.uint32), ratings, splits[order], user_ids, item_ids)
     with atomic_folder(run / DATA) as folder:
         counts = write_table(folder, table, titles)
-        about = {"name": data.name, "kind": "interactions", "split": "as fitted", "source": [], "options": {}}
+        about = {
+            "name": data.name,
+            "kind": "interactions",
+            "split": data.split or "as fitted",
+            "source": [],
+            "options": {},
+        }
         write_manifest(folder, about | {"counts": counts, "repairs": {}})
 
 

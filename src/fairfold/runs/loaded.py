@@ -154,13 +154,15 @@ def find_user(data: Dataset, wanted: str) -> int:
 def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> Interactions:
     """Read the history of one new user: item ids between commas, or a file with an id (or ``#number``) per line.
 
-    If ``rated``, lines end with the rating. The file may be a CSV with a column ``item`` (and ``rating``).
+    It may be empty. If ``rated``, lines end with the rating. The file may be a CSV with a column ``item`` (``rating``).
     """
     path = Path(given)
     form = "one item id per line" + (", then its rating" if rated else "")
     try:
         listed = isinstance(given, str) and not rated and re.search(r",|^#?\d+$", given)
-        if isinstance(given, str) and listed and not os.path.exists(given):  # Path.exists raises for long names
+        if given == "":
+            lines = []
+        elif isinstance(given, str) and listed and not os.path.exists(given):  # Path.exists raises for long names
             lines = [name.strip() for name in given.split(",") if name.strip()]
         else:
             lines = _lines(path, rated=rated)
@@ -170,11 +172,11 @@ def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> In
     known = {} if data.item_ids is None else {name: number for number, name in enumerate(data.item_ids)}
     items = [_item(name, known, data) for name in names]
     unknown = [name for name, item in zip(names, items, strict=True) if item is None]
-    if not items or unknown:
-        given = f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}" if items else f"{path}, which is empty"
+    if unknown:
+        given = f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
         some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
         raise InvalidSettings(given, f"items of {data.name} (such as {some}), {form}", "Leave out the others.")
-    found = torch.tensor([item for item in items if item is not None])
+    found = torch.tensor([item for item in items if item is not None], dtype=torch.int64)
     return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items, ratings)
 
 

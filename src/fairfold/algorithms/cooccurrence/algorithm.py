@@ -81,6 +81,7 @@ class CoOccurrence(
     }
 
     depends_on_model: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
     fixed_point: ClassVar = {SUM: cooccurrence.UNIT, QUALITY: cooccurrence.UNIT}
     nested_sums: ClassVar = frozenset({SUM})
     releases: ClassVar = {COUNTS: Release(0.1, 1.0), SUM: Release(0.9, sqrt(0.5))}
@@ -142,6 +143,8 @@ class CoOccurrence(
             whole,
         )
         architecture.min_support = self.support
+        if counts is not None and cooccurrence.num_supported(counts, self.support) > self.max_items:
+            architecture.max_rows = self.max_items
         return architecture
 
     def tuning(self, plan: Plan) -> Tuning:
