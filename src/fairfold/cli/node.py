@@ -94,7 +94,13 @@ def enrol(
         console.echo(LYING_SERVER)
     if not app:
         try:
-            LocalFile(made.data, catalogue=made.catalogue if made.catalogue.exists() else None).histories(items)
+            catalogue = made.catalogue if made.catalogue.exists() else None
+            users = len(LocalFile(made.data, catalogue=catalogue).histories(items))
+            if 0 < (allowed := NodeFolder.open(folder).users) < users:
+                console.echo(
+                    f"{data} has {users} users, and the invitation is for {allowed}: the server leaves it out. "
+                    f"Ask for another (`fairfold server invite --users {users}`), and enrol in a new folder."
+                )
         except InvalidData as error:  # it may be corrected until the first round
             console.echo(f"This device cannot reply yet: {error}")
     if begin:

@@ -119,15 +119,39 @@ def invite(
     valid: Annotated[
         str, typer.Option(help="How long the token is valid: minutes (30m), hours (24h) or days (7d, at most 30d).")
     ] = "24h",
+    users: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="The most users that the device may speak for, in every sum.")
+    ] = 1,
 ) -> None:
     """Print a token that lets one device enrol, once, within some time.
 
+    What a device can do to the model grows with its users: --users is for devices that you trust so far.
+
     Examples:
         fairfold server invite fleet --valid 7d
+        fairfold server invite fleet --users 50
     """
     from fairfold.flower.fleet.credentials import parse_duration
 
-    typer.echo(str(open_server(folder).invite(parse_duration(valid))))
+    typer.echo(str(open_server(folder).invite(parse_duration(valid), users)))
+
+
+@server.command()
+def roster(folder: Folder) -> None:
+    """Print the public keys of all enrolled devices, a line each: the file that `node enrol --roster` takes.
+
+    Publish it where devices can read it and the server cannot change it, with the head: the hash of the signed log.
+
+    Examples:
+        fairfold server roster fleet > roster
+    """
+    from fairfold.flower.roster import head_of, openssh_line
+
+    found = open_server(folder).roster()
+    entries = found.entries()
+    typer.echo(f"# {len(entries)} devices, head {head_of(found.content().splitlines())}")
+    for one in entries:
+        typer.echo(openssh_line(one))
 
 
 @server.command()

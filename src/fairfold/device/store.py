@@ -175,16 +175,20 @@ def _under(key: str, tables: Tables) -> Tables:
 
 
 def load_device_id(folder: Path) -> int:
-    """The random id of the device whose state is in a folder, created on first use."""
+    """The id of the device whose state is in a folder: of its enrolled key, or a random one, made on first use."""
     path = folder / "name"
     with read_errors(path, InvalidState, "the device's name", "Remove the file: it gets a new one."):
         if not path.exists():
-            device_id = new_id()
-            make_private_folder(folder)
-            # With a checksum: with another id, the device's earlier updates would be counted beside its new ones.
-            write_atomically(path, line_with_checksum(f"{device_id:x}").encode())
-            return device_id
+            return save_device_id(folder, new_id())
         digits = parse_lines(read_limited(path, largest=64))
         if len(digits) != 1 or not HEX_ID.fullmatch(digits[0]):
             raise Damaged("no name")
         return int(digits[0], 16)
+
+
+def save_device_id(folder: Path, device_id: int) -> int:
+    """Write a device's id into the folder of its state; returns it."""
+    make_private_folder(folder)
+    # With a checksum: with another id, the device's earlier updates would be counted beside its new ones.
+    write_atomically(folder / "name", line_with_checksum(f"{device_id:x}").encode())
+    return device_id

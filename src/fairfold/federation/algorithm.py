@@ -66,9 +66,7 @@ class Algorithm(FrozenSettings):
     kind: str
     max_change: float = Field(1e4, gt=0)
 
-    sends_weights: ClassVar[bool] = (
-        False  #: whether an update is the weighted model itself; else a change, or another sum
-    )
+    sends_weights: ClassVar[bool] = False
     depends_on_model: ClassVar[bool] = True
     serves_new_users: ClassVar[bool] = False
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -240,6 +238,16 @@ class RemembersUpdates(Capability):
         """Set a client's state to zero, in place: the server's sums hold nothing of it yet."""
         for rows in local_state.values():
             rows.zero_()
+
+
+class BoundsContributions(Capability):
+    """Knows what a client's updates may add up to, however many it sends."""
+
+    def check_contribution(
+        self, plan: "Plan", task: ClientTask, update: Update, held: Weights, users: int, seed: int
+    ) -> tuple[str | None, Weights]:
+        """Why an update of so many users is refused, if it is, and what to remember; ``seed``: no client knows it."""
+        return None, held
 
 
 class FixedPointUpdates(Capability):

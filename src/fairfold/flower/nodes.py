@@ -24,6 +24,7 @@ from fairfold.federation.randomness import sample_cohort
 from fairfold.flower.grid import ask_all
 from fairfold.flower.messages import facts_in, make_facts
 from fairfold.flower.protocol import CAPACITY, FACTS
+from fairfold.flower.roster import Roster
 from fairfold.flower.wire import can_train
 from fairfold.runs.events import JOINED, LEFT_OUT, Event
 from fairfold.subspace import Capacity
@@ -35,6 +36,7 @@ LOOKUP_SHARE = 10  # one in so many seconds is spent on looking up connected nod
 ATTEMPT = 1 << 32  # more than all rounds: another attempt at a round draws by another number
 NO_CAPACITY = "it does not report its capacity"
 SAME_ID = "another connected node has its client id"
+OTHER_NAME = "its name is not that of its enrolled key"
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Node:
     size: int = -1  # index of its size in the plan; -1 before there is a plan
     partition_id: int = -1  # its place in a simulation, or -1
     rounds: int = 0  # in which its update was used
+    max_users: int = 0  # the most users that it may speak for, by its invitation; 0 where there is no roster
 
     @property
     def hash_id(self) -> int:
@@ -64,6 +67,7 @@ class Nodes:
     usable: dict[int, Node] = field(default_factory=dict)  # they take part when they are connected
     left_out: dict[int, str] = field(default_factory=dict)  # they never do, and why
     note: Callable[[Event], None] = lambda _event: None  # called with every event of a node
+    roster: Roster | None = None  # of enrolled devices, where there is one
     _unanswered: dict[int, tuple[int, int]] = field(default_factory=dict)  # number of attempts, and lookup of the last
     _failed: set[int] = field(default_factory=set)  # since they were asked for their capacity
     _noted: dict[int, Event] = field(default_factory=dict)  # the last event of each usable node
@@ -79,7 +83,8 @@ class Nodes:
         for event in events:
             if event["event"] == JOINED:
                 node, client_id, capacity = event["node"], int(event["name"], 16), Capacity.parse(event["capacity"])
-                self.usable[node] = Node(node, capacity, client_id, partition_id=event["number"])
+                users = self._users_of(node)
+                self.usable[node] = Node(node, capacity, client_id, partition_id=event["number"], max_users=users)
                 self._node_of[client_id] = node
                 self._noted[node] = event
             elif event["event"] == LEFT_OUT:
@@ -175,7 +180,9 @@ class Nodes:
             self.leave_out(node, error.given)
             return
         other = self._node_of.get(client_id, node)
-        if not can_train(model, self.settings):
+        if self.roster is not None and not self.roster.allows(node, client_id):
+            self.leave_out(node, OTHER_NAME)
+        elif not can_train(model, self.settings):
             trained = "fairfold's own models" if model is None else ascii(model)
             self.leave_out(node, f"it trains {trained}, and this run is of {self.settings.model.kind!r}")
         elif other != node and other in self._connected and other in self.usable:
@@ -186,8 +193,12 @@ class Nodes:
             self._unanswered.pop(node, None)
             self._node_of[client_id] = node
             before = self.usable.get(node, Node(node, capacity))
-            self.usable[node] = replace(before, capacity=capacity, client_id=client_id, partition_id=partition_id)
+            before = replace(before, capacity=capacity, max_users=self._users_of(node))
+            self.usable[node] = replace(before, client_id=client_id, partition_id=partition_id)
             self._assign_size(self.usable[node])
+
+    def _users_of(self, node: int) -> int:
+        return 0 if self.roster is None else self.roster.users_of(node)
 
     def _postpone(self, node: int, reason: str) -> None:
         """Leave a node out for now; it is asked again later."""

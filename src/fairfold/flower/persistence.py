@@ -30,7 +30,8 @@ from fairfold.typing import Weights
 
 log = logging.getLogger("fairfold.flower")
 
-RUN, ACKNOWLEDGED, STALENESS = "run", "acknowledged", "staleness"  # keys of the algorithm's state, as in runs.data
+# Keys of the algorithm's state, as in runs.data
+RUN, ACKNOWLEDGED, STALENESS, CONTRIBUTIONS = "run", "acknowledged", "staleness", "contributions"
 
 
 class NetworkState:
@@ -45,6 +46,10 @@ class NetworkState:
             columns = {key: column.tolist() for key, column in stored[ACKNOWLEDGED].items()}
             self.acknowledged = dict(zip(columns["clients"], columns["updates"], strict=True))
             self.sizes = dict(zip(columns["clients"], columns["sizes"], strict=True))
+        # By client id, what bounds its next update (``BoundsContributions``), by a hash that the server alone knows
+        held = dict(stored.get(CONTRIBUTIONS, {}))
+        self.contributions = _by_client(held)
+        self.secret = int(stored[RUN].get("secret", stored[RUN]["number"])) if RUN in stored else new_id()
         # Number of updates by the steps since their tasks were sent, in asynchronous runs.
         self.staleness: list[int] | None = stored[STALENESS]["counts"].tolist() if STALENESS in stored else None
         self.statistics: Weights = dict(stored.get(STATISTICS, {}))
@@ -55,7 +60,9 @@ class NetworkState:
 
     def save_in(self, state: State) -> State:
         """Return a state that contains all of this."""
-        stored: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run])}}
+        stored: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run]), "secret": torch.tensor([self.secret])}}
+        if self.contributions:
+            stored[CONTRIBUTIONS] = _in_columns(self.contributions)
         if self.acknowledged:
             clients, updates = list(self.acknowledged), list(self.acknowledged.values())
             columns = {"clients": clients, "updates": updates, "sizes": [self.sizes[client] for client in clients]}
@@ -67,6 +74,31 @@ class NetworkState:
         if self.item_numbers is not None:
             stored[NUMBERING] = {"number": torch.tensor([self.numbering]), PLACE: self.item_numbers}
         return replace(state, algorithm_state=state.algorithm_state | stored)
+
+
+LENGTHS = "/lengths"  # after the name of a vector: its lengths, by client
+
+
+def _in_columns(held: dict[int, Weights]) -> Weights:
+    """Vectors by client, one after another for each name."""
+    found = {"clients": torch.tensor(list(held), dtype=torch.int64)}
+    for name in sorted({name for of in held.values() for name in of}):
+        parts = [of.get(name) for of in held.values()]
+        found[name] = torch.cat([part for part in parts if part is not None])
+        found[name + LENGTHS] = torch.tensor([-1 if part is None else len(part) for part in parts])
+    return found
+
+
+def _by_client(columns: Weights) -> dict[int, Weights]:
+    """Invert :func:`_in_columns`."""
+    held: dict[int, Weights] = {client: {} for client in columns.get("clients", torch.empty(0)).tolist()}
+    for name in (name for name in columns if name + LENGTHS in columns):
+        lengths = columns[name + LENGTHS].tolist()
+        parts = iter(torch.split(columns[name], [length for length in lengths if length >= 0]))
+        for of, length in zip(held.values(), lengths, strict=True):
+            if length >= 0:
+                of[name] = next(parts).clone()
+    return held
 
 
 class RunRecorder:

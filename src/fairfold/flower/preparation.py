@@ -1,7 +1,7 @@
 """Before the first round: which settings a network can serve, clients' statistics, and the numbering of items."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -90,7 +90,7 @@ def collect_statistics(
     nodes: list[Node],
     grid: Grid,
     timeout: float,
-    max_users: float,
+    users_of: Callable[[Node], int],
 ) -> str:
     """Sum the statistics of all nodes, and number the items by them; return why that failed, or nothing."""
     log.info("asking %d nodes for statistics before the first round", len(nodes))
@@ -101,7 +101,7 @@ def collect_statistics(
         if settings.privacy.uses_secure_aggregation:
             updates, reason = secure_statistics(grid, settings, num_items, window, nodes, network_state.run, timeout)
         else:
-            updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout, max_users), ""
+            updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout, users_of), ""
         received = 0
         for update in updates:
             received += 1
@@ -127,13 +127,19 @@ def collect_statistics(
 
 
 def _plain_statistics(
-    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], timeout: float, max_users: float
+    grid: Grid,
+    settings: Settings,
+    num_items: int,
+    window: range,
+    nodes: list[Node],
+    timeout: float,
+    users_of: Callable[[Node], int],
 ) -> Iterator[Update]:
     """Yield each client's statistics of a window; drop nodes with invalid ones from ``nodes``."""
-    request = pack_statistics_request(settings, num_items, window)
-    for node, content in ask_all(grid, [node.node_id for node in nodes], STATISTICS, request, timeout):
+    request, most = pack_statistics_request(settings, num_items, window), {one.node_id: users_of(one) for one in nodes}
+    for node, content in ask_all(grid, list(most), STATISTICS, request, timeout):
         try:
-            yield unpack_statistics(content, settings, num_items, window, max_users)
+            yield unpack_statistics(content, settings, num_items, window, most[node])
         except InvalidMessage as error:
             log.warning("node %d left out of the statistics: %s", node, error.given)
             nodes[:] = [other for other in nodes if other.node_id != node]

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidMessage
 from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change
+from fairfold.federation.algorithm import BoundsContributions, WeighsUsers
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
@@ -34,6 +35,7 @@ from fairfold.flower.vectors import tensor_bytes
 from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate
 from fairfold.runs.events import ROUND, Event
+from fairfold.typing import Weights
 
 if TYPE_CHECKING:
     from fairfold.flower.strategy import FairStrategy
@@ -77,6 +79,7 @@ class OpenRound:
     node_qualities: dict[int, QualitySum] = field(default_factory=dict)
     secure: SecureRound | None = None  # where updates are masked
     statistics_error: str = ""  # why there are no statistics before the first round
+    contributions: dict[int, Weights] = field(default_factory=dict)  # by node, what to remember if its update is used
     dropped: str = ""  # why no model follows from the updates
 
     def reject(self, node: int, reason: str) -> None:
@@ -275,10 +278,17 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
         return None
     sizes = plan.algorithm.update_shapes(plan, request.task) if trained else {}
     sends_weights = plan.algorithm.sends_weights
-    reply = unpack_reply(message.content, request, sizes, strategy.max_weight, sends_weights=sends_weights)
+    users, of_user = strategy.users_of(node), WeighsUsers.of(plan.algorithm).max_user_weight(plan)
+    reply = unpack_reply(message.content, request, sizes, users * of_user, users, sends_weights=sends_weights)
     if trained:
         update = reply.update
         _refuse("no update" if update is None else plan.algorithm.validate_update(plan, request.task, update))
+        assert update is not None
+        bounds, state = BoundsContributions.of(plan.algorithm), strategy.network_state
+        held = state.contributions.get(node.client_id, {})
+        found = bounds.check_contribution(plan, request.task, update, held, users, state.secret)
+        _refuse(found[0])
+        opened.contributions[node.node_id] = found[1]
     return reply
 
 

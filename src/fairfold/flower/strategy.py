@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
-from fairfold.federation.algorithm import RemembersUpdates, WeighsUsers
+from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.architecture import ImageShape
 from fairfold.federation.evaluation import Quality
 from fairfold.federation.plan import Plan
@@ -37,6 +37,7 @@ from fairfold.flower.grid import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.persistence import NetworkState, RunRecorder
 from fairfold.flower.protocol import new_id
+from fairfold.flower.roster import Roster
 from fairfold.flower.round_loop import run_rounds
 from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, take_step, tasks_for, usable_replies
 from fairfold.flower.wire import NO_UPDATE, TaskRequest, for_node, pack_request
@@ -59,8 +60,9 @@ class FairStrategy(Strategy):
         min_nodes: Wait for this many nodes before a round. Like the next two, by default that of ``fleet.network``.
         wait_timeout: Seconds to wait for them; then those who are there train.
         round_timeout: Seconds for a client's reply.
-        max_users: The most users of one node. They weigh 1 each, or with ``weighting="data"`` at most as much as a user
-            with every item of the catalogue; a node that weighs more is left out.
+        max_users: The most users of one node, where no ``roster`` says it. They weigh 1 each, or with "data" at most as
+            much as a user with every item of the catalogue; a node that weighs more is left out.
+        roster: The devices that have enrolled, with the users that each may speak for.
         evaluate: Clients evaluate the model on their own users, first before any round (``run.evaluate_every``).
         image_shape: Height, width and number of classes, where clients have images.
     """
@@ -77,6 +79,7 @@ class FairStrategy(Strategy):
         wait_timeout: float | None = None,
         round_timeout: float | None = None,
         max_users: int = 10_000,
+        roster: Roster | None = None,
         evaluate: bool = True,
         image_shape: ImageShape | None = None,
     ) -> None:
@@ -97,7 +100,7 @@ class FairStrategy(Strategy):
         restored = self._recorder.restored
         self.progress = restored or Progress(State({}), {}, [], Rejections())
         self.network_state = NetworkState(None if restored is None else restored.state)
-        self.nodes = Nodes(self.settings, note=self._recorder.record_event)
+        self.nodes = Nodes(self.settings, note=self._recorder.record_event, roster=roster)
         if isinstance(self.settings.algorithm, RemembersUpdates):
             self.nodes.acknowledged_sizes = self.network_state.sizes
         if restored is not None:
@@ -180,16 +183,13 @@ class FairStrategy(Strategy):
         log.info("%s, %s, sizes %s", self.settings.subspace.method, self.plan.algorithm.kind, served)
         log.debug("settings %s", json.dumps(self.settings.plain()))
 
-    @property
-    def max_weight(self) -> float:
-        """The most one node may weigh, by its users and the catalogue."""
-        return self.max_users * WeighsUsers.of(self.plan.algorithm).max_user_weight(self.plan)
+    def users_of(self, node: Node) -> int:
+        """The most users that a node may speak for."""
+        return node.max_users or self.max_users
 
     def waits_for_all(self) -> bool:
         """Return whether the replies to all tasks are awaited: in synchronous runs, and at the end."""
         return self.settings.fleet.asynchronous.is_synchronous or self.progress.state.round_number == self.last_round
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -213,7 +213,7 @@ class FairStrategy(Strategy):
         if not present:
             return False
         failure = preparation.collect_statistics(
-            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout, self.max_users
+            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout, self.users_of
         )
         if failure:
             self.open_round.statistics_error = failure
@@ -309,9 +309,9 @@ class FairStrategy(Strategy):
         """Remember that the sums contain a node's update."""
         self.network_state.acknowledged[node.client_id] = request.update_id
         self.network_state.sizes[node.client_id] = request.task.size
+        if held := self.open_round.contributions.get(node.node_id):
+            self.network_state.contributions[node.client_id] = held
         node.rounds += 1
-
-    # -- evaluation by the clients -------------------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
         number = self.progress.state.round_number

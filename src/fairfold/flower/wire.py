@@ -206,7 +206,13 @@ def pack_reply(request: TaskRequest, reply: Reply, *, sends_weights: bool = Fals
 
 
 def unpack_reply(
-    content: RecordDict, request: TaskRequest, sizes: dict[str, int], max_weight: float, *, sends_weights: bool = False
+    content: RecordDict,
+    request: TaskRequest,
+    sizes: dict[str, int],
+    max_weight: float,
+    max_users: int = 2**31 - 1,
+    *,
+    sends_weights: bool = False,
 ) -> Reply:
     """Unpack a reply on the server (without ``sizes`` its quality alone); refuse other requests' and other sizes."""
     facts = facts_in(content)
@@ -214,7 +220,7 @@ def unpack_reply(
         raise invalid_message("other records than expected", f"{ARRAYS} and {FACTS}")
     if id_in(facts, "run") != request.run or id_in(facts, "update_id") != request.update_id:
         raise invalid_message("a reply to another round", f"round {request.task.round_number + 1}")
-    quality = _quality(facts, request.settings)
+    quality = _quality(facts, request.settings, max_users)
     if not sizes:
         return Reply(None, quality)
     weight = _weight(facts, max_weight)
@@ -232,12 +238,14 @@ def _weight(facts: ConfigRecord, most: float) -> float:
     return weight
 
 
-def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | None:
+def _quality(facts: ConfigRecord, settings: Settings, max_users: int) -> tuple[float, int] | None:
     total, users = facts.get("quality"), facts.get("evaluated")
     if total is None and users is None:
         return None
     if not isinstance(total, float) or type(users) is not int or not 0 < users < 2**31:
         raise invalid_message("a quality that is no number", "a sum and a count of users")
+    if users > max_users and not settings.predicts_ratings and not settings.model.reads_images:  # else they are samples
+        raise invalid_message("a quality of more users than the device has", f"{max_users} at most")
     most = math.inf if settings.smaller_is_better else float(users) * (1 + 1e-9)  # an NDCG is at most 1
     if not (0 <= total <= most and math.isfinite(total)):
         raise invalid_message("a quality out of range", "at most 1 per user")

@@ -32,8 +32,8 @@ def test_a_token_is_read_as_it_was_printed_and_a_typing_error_is_noticed() -> No
 
 
 def used(folder: Path, secret: bytes, key: bytes = PUBLIC) -> bool:
-    with Invitations(folder).use(secret, key) as first:
-        return first
+    with Invitations(folder).use(secret, key) as invitation:
+        return invitation.used is None
 
 
 def test_a_token_serves_one_device_once(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def ask(
         "headers": [(HEADER.encode(), secret.encode())] if operator else [],
         "app": SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory)),
     }  # fmt: skip
-    app = Gateway(nobody, secret=secret, routes=Enrolment(server.folder, server.items).routes)
+    app = Gateway(nobody, secret=secret, routes=Enrolment(server.folder, server.items, server.roster()).routes)
     asyncio.run(app(scope, receive, send))
     content = b"".join(part.get("body", b"") for part in sent[1:])
     kind = dict(sent[0]["headers"]).get(b"content-type")
@@ -95,18 +95,20 @@ def test_a_device_is_enrolled_once_and_a_refusal_has_a_reason(server: ServerFold
         status, content = ask(server, state, API_PREFIX + "enrol", request(token.secret, off=off))
         assert status == 403
         assert f"wrong clock: this device's is {words}" in content["detail"]
-    assert ask(server, state, API_PREFIX + "enrol", request(token.secret)) == (
-        200, {"node": "7", "items": 60, "catalogue": False}
-    )  # fmt: skip
+    facts = {"node": "7", "items": 60, "catalogue": False, "users": 1, "signer": server.roster().public.hex()}
+    assert ask(server, state, API_PREFIX + "enrol", request(token.secret)) == (200, facts)
     assert ask(server, state, API_PREFIX + "enrol", request(token.secret))[0] == 200, "an answer that was lost"
     assert ask(server, state, API_PREFIX + "enrol", request(token.secret, other)) == (
         410, {"detail": "this token was used before, 0 s ago: it serves one device"}
     )  # fmt: skip
     second = server.invite(60.0)
+    many = server.invite(60.0, users=50)
     status, content = ask(server, state, API_PREFIX + "enrol", request(second.secret))
     assert (status, "registered already" in content["detail"]) == (409, True)
     assert ask(server, state, API_PREFIX + "enrol", request(second.secret, other))[0] == 200, "it was not used up"
-    assert len(state.nodes) == 2
+    third = public_pem(generate_private_key(SECP384R1()))
+    assert ask(server, state, API_PREFIX + "enrol", request(many.secret, third))[1]["users"] == 50
+    assert [(one.node, one.users) for one in server.roster().entries()] == [(7, 1), (8, 1), (9, 50)]
     assert ask(server, state, API_PREFIX + "catalogue", method="GET")[0] == 404
 
 

@@ -27,7 +27,7 @@ from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOcc
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
 from fairfold.algorithms.cooccurrence.tuning import QUALITY, Tuning
 from fairfold.errors import InvalidMessage
-from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, PrivateReleases, Tunable
+from fairfold.federation.algorithm import COUNTS, BoundsContributions, FixedPointUpdates, PrivateReleases, Tunable
 from fairfold.federation.architecture import Architecture
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import actual_noise_std
@@ -55,8 +55,9 @@ TUNED_KEYS = (
 
 
 class CoOccurrence(
-    cooccurrence.CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases
-):
+    cooccurrence.CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases,
+    BoundsContributions,
+):  # fmt: skip
     """Partial correlations of items from one co-occurrence sum.
 
     Attributes:
@@ -241,6 +242,16 @@ class CoOccurrence(
             most *= 2 if task.round_number else 1  # a later update retracts an earlier one: twice the norm at most
             return "a norm above that of its users" if cooccurrence.frobenius_norm(update.sums[SUM]) > most else None
         return None if tuning.is_possible(update.sums[QUALITY], most) else "reports above one per user"
+
+    def check_contribution(
+        self, plan: Plan, task: ClientTask, update: Update, held: Weights, users: int, seed: int
+    ) -> tuple[str | None, Weights]:
+        if SUM not in update.sums:
+            return None, held
+        from fairfold.algorithms.cooccurrence.contribution import check_contribution  # of fleets alone
+
+        most, exponent = self.max_items_of(plan, task.size), self.history_exponent
+        return check_contribution(update.sums[SUM], held, users=users, most=most, exponent=exponent, seed=seed)
 
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:

@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from fairfold.atomic_io import locked, make_private_folder, remove, write_atomically
 from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.flower.roster import MAX_USERS
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 RENEWED_BEFORE = 30  # days before its expiry from which on a server's certificate is renewed
@@ -187,6 +188,7 @@ class Invitation:
     expires: float
     used: float | None = None
     key: str | None = None  # the hash of the public key that it was used for
+    users: int = 1  # the most users that the device may speak for
 
 
 class Invitations:
@@ -195,8 +197,8 @@ class Invitations:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def create(self, authority: bytes, valid: float) -> Token:
-        """Create a token that is valid for some seconds, and remove invitations that expired long ago."""
+    def create(self, authority: bytes, valid: float, users: int = 1) -> Token:
+        """Create a token for a device of some users, valid for some seconds; remove those that expired long ago."""
         make_private_folder(self.folder)
         token = Token(secrets.token_bytes(SECRET_BYTES), authority)
         now = time.time()
@@ -205,12 +207,12 @@ class Invitations:
                 with contextlib.suppress(InvalidState):
                     if _read(path).expires < now - MAX_VALID_SECONDS:
                         remove(path)
-            _write(self._path(token.secret), Invitation(now, now + valid))
+            _write(self._path(token.secret), Invitation(now, now + valid, users=users))
         return token
 
     @contextlib.contextmanager
-    def use(self, secret: bytes, key: bytes) -> Iterator[bool]:
-        """Use an invitation for a public key; yields False if that key has used it before (its response was lost).
+    def use(self, secret: bytes, key: bytes) -> Iterator[Invitation]:
+        """Use an invitation for a public key; yields it as it was: used, if its response was lost.
 
         It becomes unused again if the block raises; a server that is killed meanwhile has used it.
         """
@@ -230,7 +232,7 @@ class Invitations:
                     raise TokenRefused(410, f"this token expired {_ago(now - stored.expires)}: ask for another one")
                 _write(path, replace(stored, used=now, key=digest))
             try:
-                yield stored.used is None
+                yield stored
             except BaseException:
                 _write(path, stored)
                 raise
@@ -257,6 +259,8 @@ def _read(path: Path) -> Invitation:
         stored = Invitation(**content)
         if not all(isinstance(value, float) for value in (stored.created, stored.expires, stored.used or 0.0)):
             raise ValueError("times that are no numbers")
+        if type(stored.users) is not int or not 1 <= stored.users <= MAX_USERS:
+            raise ValueError("no number of users")
         return stored
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidState(f"{path}: {error}", "an invitation", "Remove the file, and invite again.") from None

@@ -19,6 +19,8 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, 
 from fairfold.flower.fleet.connection import API_PREFIX, CLOCK_AHEAD, CLOCK_BEHIND, clock_difference
 from fairfold.flower.fleet.credentials import SECRET_BYTES, Invitations, TokenRefused
 from fairfold.flower.fleet.server import ServerFolder
+from fairfold.flower.roster import Enrolled, Roster
+from fairfold.privacy.secure.keys import point_of
 
 MAX_REQUEST_BYTES = 4096
 RECENT_RUNS = 5
@@ -44,14 +46,15 @@ class Route(NamedTuple):
 class Enrolment:
     """Enrols devices with the server of a folder (:mod:`.server`), and lists its nodes and runs."""
 
-    def __init__(self, folder: Path, items: int) -> None:
-        self.folder, self.items, self.catalogue = folder, items, folder / "catalogue.txt"
+    def __init__(self, folder: Path, items: int, roster: Roster) -> None:
+        self.folder, self.items, self.catalogue, self.roster = folder, items, folder / "catalogue.txt", roster
         self.invitations = Invitations(folder / "invites")
         self.secret = folder / "control"
         self.routes = {
             API_PREFIX + "authority": Route("GET", lambda _state, _body: HttpResponse(200, folder / "keys" / "ca.crt")),
             API_PREFIX + "catalogue": Route("GET", self.send_catalogue),
             API_PREFIX + "enrol": Route("POST", self.enrol),
+            API_PREFIX + "roster": Route("GET", self.send_roster),
             API_PREFIX + "nodes": Route("GET", self.nodes, control=True),
             API_PREFIX + "runs": Route("GET", self.runs, control=True),
         }
@@ -59,13 +62,20 @@ class Enrolment:
     @classmethod
     def of(cls, folder: Path) -> "Enrolment":
         """Open the server's folder."""
-        return cls(folder, ServerFolder.open(folder).items)
+        server = ServerFolder.open(folder)
+        return cls(folder, server.items, server.roster())
 
     def send_catalogue(self, _state: Any, _body: bytes) -> HttpResponse:
         """The names of the items."""
         if not self.catalogue.exists():
             return error_response(404, "items have numbers here, and no names")
         return HttpResponse(200, self.catalogue)
+
+    def send_roster(self, _state: Any, _body: bytes) -> HttpResponse:
+        """The signed log of enrolled keys."""
+        if not self.roster.path.exists():
+            return error_response(404, "no device has enrolled")
+        return HttpResponse(200, self.roster.path)
 
     def enrol(self, state: Any, body: bytes) -> HttpResponse:
         """Register a device's key for a token."""
@@ -75,13 +85,15 @@ class Enrolment:
             if not 5 - CLOCK_BEHIND < ahead < CLOCK_AHEAD - 1:  # else Flower would refuse its signatures
                 difference = clock_difference(ahead)
                 raise TokenRefused(403, f"wrong clock: this device's is {difference}. Set it, and try again")
-            with self.invitations.use(secret, key) as first:
-                node = self._register(state, key, first=first)
+            with self.invitations.use(secret, key) as invitation:
+                node = self._register(state, key, first=invitation.used is None)
+                one = self.roster.add(Enrolled(_point(key), node, invitation.users))
         except TokenRefused as refused:
             log.warning("a device was not enrolled: %s", refused)
             return error_response(refused.status, str(refused))
         log.info("a device was enrolled as node %d", node)
-        return HttpResponse(200, {"node": str(node), "items": self.items, "catalogue": self.catalogue.exists()})
+        answer = {"node": str(node), "items": self.items, "catalogue": self.catalogue.exists()}
+        return HttpResponse(200, answer | {"users": one.users, "signer": self.roster.public.hex()})
 
     def _register(self, state: Any, key: bytes, *, first: bool) -> int:
         known = state.get_node_id_by_public_key(key)
@@ -108,6 +120,12 @@ class Enrolment:
             for run in state.get_run_info(order_by="pending_at", ascending=False, limit=RECENT_RUNS)
         ]
         return HttpResponse(200, {"runs": runs})
+
+
+def _point(key: bytes) -> bytes:
+    loaded = load_pem_public_key(key)
+    assert isinstance(loaded, EllipticCurvePublicKey)
+    return point_of(loaded)
 
 
 def error_response(status: int, reason: str) -> HttpResponse:

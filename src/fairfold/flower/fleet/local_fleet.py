@@ -47,6 +47,7 @@ class LocalFleet:
     app: str = ""  # a custom ClientApp in place of fairfold's
     variables: dict[str, str] = field(default_factory=dict)  # of the programs' environment
     programs: list[Program] = field(default_factory=list)  # those that are running
+    num_users: list[int] = field(default_factory=list)  # of each node's file
 
     roster = PathInside("roster")  # all nodes' public keys; not the server's to distribute in a real fleet
     run_folder = PathInside("server/run")  # what the server writes
@@ -65,6 +66,7 @@ class LocalFleet:
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
             users = (groups == number).nonzero().flatten().tolist()
+            self.num_users.append(max(1, len(users)))
             make_private_folder(self.node(number))
             for name, part in (("train.csv", data.train), ("test.csv", data.test)):
                 _write_interactions(self.node(number) / name, part, users)
@@ -114,7 +116,7 @@ class LocalFleet:
             options |= {"epsilon": privacy.epsilon, "delta": privacy.delta}
         data, capacity = str(home / "train.csv"), str(self.capacities[number])
         node = NodeFolder(home, f"{HOST}:{self.port}", data, capacity, **options)
-        enrol(node, self.server.invite(600.0))
+        enrol(node, self.server.invite(600.0, self.num_users[number]))
         return node
 
     def enrol_all(self) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +38,8 @@ class NodeFolder(FleetFolder):
     roster: str = ""  # a file of the enrolled public keys, from a source other than the server
     epsilon: float = 0.0  # privacy budget of the device's lifetime; 0 for the default
     delta: float = 0.0
+    signer: str = ""  # the public key with which the server signs, in hexadecimal digits
+    users: int = 0  # the most users that this device may speak for; 0 where the server did not say
 
     key = PathInside("key")  # the private key, which never leaves the device
     authority = PathInside("ca.crt")  # the certificate of the only authority that the node trusts
@@ -49,7 +51,7 @@ class NodeFolder(FleetFolder):
         values: dict[str, str | int | float | bool] = {
             "capacity": self.capacity, "data": self.data, "state": str(self.state), "key": str(self.key),
             "test": self.test, "privacy": self.privacy, "min-cohort": self.min_cohort, "roster": self.roster,
-            "epsilon": self.epsilon, "delta": self.delta,
+            "epsilon": self.epsilon, "delta": self.delta, "signer": self.signer,
         }  # fmt: skip
         return {key: value for key, value in values.items() if value}
 
@@ -109,8 +111,11 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
     The token's secret is sent only to a server whose authority is the one that the token names. One that cannot be
     reached may be about to start, and is tried again for ``wait_timeout`` seconds.
     """
+    from fairfold.device.store import save_device_id
     from fairfold.flower.fleet.credentials import fingerprint, make_node_key
     from fairfold.flower.local_data import LocalFile
+    from fairfold.flower.roster import device_name
+    from fairfold.privacy.secure.keys import point_of
 
     link.parse_address(node.server)
     if (node.folder / node.FILE).exists():
@@ -127,7 +132,9 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
         write_atomically(node.authority, certificate)
         if not node.key.exists():  # else an interrupted enrolment is resumed
             make_node_key(node.key)
-        key = link.public_pem(link.read_key(node.key))
+        private = link.read_key(node.key)
+        key = link.public_pem(private)
+        save_device_id(node.state, device_name(point_of(private.public_key())))
         body = {"secret": token.secret.hex(), "key": key.decode(), "time": time.time()}
         with contextlib.closing(ServerConnection(node.server, node.authority)) as connection:
             response = json_object(connection.request("POST", API_PREFIX + "enrol", json.dumps(body).encode()))
@@ -136,7 +143,9 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
     except RefusedByServer as refused:
         needed = "a server that accepts this device"
         raise InvalidState(refused.detail or str(refused), needed, "Nothing was enrolled.") from None
-    node.save()
+    users = response.get("users", 0)
+    signer, users = str(response.get("signer", "")), users if type(users) is int and users >= 0 else 0
+    replace(node, signer=signer, users=users).save()
     return int(response.get("items", 0))
 
 

@@ -28,6 +28,7 @@ from fairfold.flower.fleet.connection import API_PREFIX, DEFAULT_PORT, RefusedBy
 from fairfold.flower.fleet.control import HEADER, SECRET_BYTES, VARIABLE, read_secret
 from fairfold.flower.fleet.credentials import Invitations, Token, fingerprint, make_certificates, renew_certificate
 from fairfold.flower.fleet.processes import OFFLINE, Program, bind_port, stop_on_exit, wait_for_port
+from fairfold.flower.roster import Roster, make_signer
 
 if TYPE_CHECKING:
     from fairfold.config import Settings
@@ -95,6 +96,7 @@ class ServerFolder(FleetFolder):
         make_private_folder(folder)
         make_certificates(server.keys, [host])
         write_atomically(server.control, f"{secrets.token_hex(SECRET_BYTES)}\n".encode(), private=True)
+        make_signer(server.keys / "signer")
         write_app(server.app, folder)
         if names is not None:
             write_atomically(folder / CATALOG_FILE, "".join(f"{name}\n" for name in names).encode())
@@ -148,9 +150,13 @@ class ServerFolder(FleetFolder):
         write_atomically(self.folder / PRIVACY, tables_to_toml(chosen.plain()["privacy"]).encode())
         return notes
 
-    def invite(self, valid: float) -> Token:
-        """Create a token for one device, valid for some seconds."""
-        return self.invitations.create(fingerprint(self.authority.read_bytes()), valid)
+    def invite(self, valid: float, users: int = 1) -> Token:
+        """Create a token for one device of at most so many users, valid for some seconds."""
+        return self.invitations.create(fingerprint(self.authority.read_bytes()), valid, users)
+
+    def roster(self) -> Roster:
+        """The signed log of the devices that have enrolled."""
+        return Roster(self.folder / "roster.jsonl", make_signer(self.keys / "signer"))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -29,6 +29,10 @@ MAX_FAILURES = 3  # runs in a row that break off without a round
 RESTART_TIMEOUT = 600.0  # seconds in which a server that died has to be running again
 SHOWN_LOG_LINES = (" joins: ", " left out: ", "it does not count, and is tried again")
 PACKAGE = "fairfold_app"
+UNCHECKED = (
+    "Under masks no update can be checked: a hostile device is not held to the users of its invitation "
+    "(docs/fleet-security.md)."
+)
 
 CLIENT_APP = '''"""For devices that run Flower's own SuperNode; `fairfold node start` has an app of its own."""
 
@@ -91,7 +95,8 @@ def train(grid: Grid, options: Mapping[str, Any]) -> None:
 
     server = ServerFolder.open(Path(str(options["server"])))
     settings, resume = server.settings(int(options["rounds"])), bool(options["resume"])
-    FairStrategy(settings, server.items, folder=server.run, resume=resume, **server.rounds).start(grid)
+    more: dict[str, Any] = {"folder": server.run, "resume": resume, "roster": server.roster()} | server.rounds
+    FairStrategy(settings, server.items, **more).start(grid)
 
 
 class RunFollower:
@@ -139,6 +144,8 @@ class TrainingLauncher:
         if not resume:
             for sentence in self.server.choose_privacy(self.server.count_online()[0]):
                 self.echo(sentence)
+        if self.server.settings(rounds).privacy.uses_secure_aggregation:
+            self.echo(UNCHECKED)
         failures = 0
         while True:
             before = len(self.server.completed_rounds())
