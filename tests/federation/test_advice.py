@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fairfold
-from fairfold.cli.server import _warnings
+from fairfold.cli.federate import _warnings
 from fairfold.config import Settings
 from fairfold.config.files import load_settings, recipes
 from fairfold.config.settings import read_settings

@@ -33,7 +33,7 @@ from fairfold.flower.roster import Enrolled, Roster, make_signer
 from fairfold.flower.vectors import INDICES
 from fairfold.typing import Weights
 from tests.flower.test_failed_steps import ITEMS as NUM_ITEMS
-from tests.flower.test_failed_steps import NODES, USERS, arrays_of, fleet, settings_of
+from tests.flower.test_failed_steps import NODES, USERS, arrays_of, fleet, plain_settings
 from tests.flower.test_roster import new_key
 from tests.flower.test_strategy import facts
 from tests.support.federations import tiny_data
@@ -151,7 +151,7 @@ class Enrolment(Roster):
 
 
 def claim(users: float) -> Any:
-    """A node that says that it speaks for so many users."""
+    """A node that says that it acts for so many users."""
 
     def change(reply: Message) -> None:
         facts(reply)["weight"] = users
@@ -168,7 +168,7 @@ def claim(users: float) -> Any:
 )
 def test_a_device_speaks_for_no_more_users_than_it_was_invited_with(kind: str, algorithm: str, tmp_path: Path) -> None:
     """The statistics are those of the others, or less; before, 10,000 users of a device were accepted."""
-    chosen = settings_of(rounds=1, algorithm=TUNED if algorithm == "co_occurrence" else {"kind": algorithm})
+    chosen = plain_settings(rounds=1, algorithm=TUNED if algorithm == "co_occurrence" else {"kind": algorithm})
     roster = Enrolment(tmp_path, users=2)
     nodes = fleet(chosen, tmp_path / "a", {kind: claim(300.0)}, roster=roster)
     state = nodes.run()
@@ -185,7 +185,7 @@ def test_a_device_speaks_for_no_more_users_than_it_was_invited_with(kind: str, a
 def test_a_device_of_one_user_adds_its_history_once(tmp_path: Path) -> None:
     """Sent again in every round it was added in every round: nine users' worth of one device in sixteen rounds."""
     roster, sent = Enrolment(tmp_path, users=1), dict[str, Array]()
-    few = settings_of(rounds=3, algorithm=TUNED)
+    few = plain_settings(rounds=3, algorithm=TUNED)
 
     def run(where: str, hostile: bool) -> Any:
         nodes = in_process(tiny_data(3, USERS, NUM_ITEMS), few, USERS, tmp_path / where, roster=roster)
@@ -217,7 +217,7 @@ def test_another_name_than_the_keys_is_left_out(tmp_path: Path) -> None:
         def named(reply: Message, name: int = stolen) -> None:
             facts(reply)["name"] = f"{name:x}"
 
-        nodes = fleet(settings_of(rounds=1), tmp_path / str(stolen), {CAPACITY: named}, roster=roster)
+        nodes = fleet(plain_settings(rounds=1), tmp_path / str(stolen), {CAPACITY: named}, roster=roster)
         nodes.run()
         assert nodes.strategy.nodes.left_out == dict.fromkeys(left_out, OTHER_NAME)
 

@@ -10,12 +10,13 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.console import FAILED, CommandWithExamples, ErrorReportingGroup, print_error
     from fairfold.cli.data import data
     from fairfold.cli.demo import demo
+    from fairfold.cli.federate import federate
     from fairfold.cli.inference import export, recommend
     from fairfold.cli.inspection import audit, doctor, report, watch
     from fairfold.cli.node import node, node_recommend
     from fairfold.cli.plan import plan
     from fairfold.cli.recipes import recipes
-    from fairfold.cli.server import federate, server
+    from fairfold.cli.server import server
     from fairfold.cli.train import train
 
 

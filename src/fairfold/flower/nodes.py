@@ -49,7 +49,7 @@ class Node:
     size: int = -1  # index of its size in the plan; -1 before there is a plan
     partition_id: int = -1  # its place in a simulation, or -1
     rounds: int = 0  # in which its update was used
-    max_users: int = 0  # the most users that it may speak for, by its invitation; 0 where there is no roster
+    max_users: int = 0  # the most users that it may act for, by its invitation; 0 where there is no roster
 
     @property
     def hash_id(self) -> int:

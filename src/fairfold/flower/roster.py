@@ -1,7 +1,7 @@
-"""The roster of a server: a signed, append-only log of the keys that it enrolled, with the users that each speaks for.
+"""The roster of a server: a signed, append-only log of the keys that it enrolled, with the users that each acts for.
 
 A line names a device's key, its node and its users, and holds the hash of the line before; the server's signer signs
-it. So whoever has seen a line (the *head*) notices when an earlier one is changed, left out or added later: key
+it. So a reader who has seen a line (the *head*) notices when an earlier one is changed, left out or added later: key
 transparency in small. A device's name follows from its key, so no device can take another's.
 """
 
@@ -27,7 +27,7 @@ POINT_BYTES = 49  # of a P-384 key, compressed
 
 
 class Enrolled(NamedTuple):
-    """A device of the roster: its key (a compressed point), its node, and the most users that it speaks for."""
+    """A device of the roster: its key (a compressed point), its node, and the most users that it acts for."""
 
     key: bytes
     node: int
@@ -167,6 +167,6 @@ class Roster:
         return one.name == name if one is not None else all(other.name != name for other in self._entries.values())
 
     def users_of(self, node: int) -> int:
-        """The most users that a node may speak for."""
+        """The most users that a node may act for."""
         one = self.of_node(node)
         return 1 if one is None else one.users

@@ -62,7 +62,7 @@ class FairStrategy(Strategy):
         round_timeout: Seconds for a client's reply.
         max_users: The most users of one node, where no ``roster`` says it. They weigh 1 each, or with "data" at most as
             much as a user with every item of the catalogue; a node that weighs more is left out.
-        roster: The devices that have enrolled, with the users that each may speak for.
+        roster: The devices that have enrolled, with the users that each may act for.
         evaluate: Clients evaluate the model on their own users, first before any round (``run.evaluate_every``).
         image_shape: Height, width and number of classes, where clients have images.
     """
@@ -184,7 +184,7 @@ class FairStrategy(Strategy):
         log.debug("settings %s", json.dumps(self.settings.plain()))
 
     def users_of(self, node: Node) -> int:
-        """The most users that a node may speak for."""
+        """The most users that a node may act for."""
         return node.max_users or self.max_users
 
     def waits_for_all(self) -> bool:

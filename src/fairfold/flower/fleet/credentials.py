@@ -188,7 +188,7 @@ class Invitation:
     expires: float
     used: float | None = None
     key: str | None = None  # the hash of the public key that it was used for
-    users: int = 1  # the most users that the device may speak for
+    users: int = 1  # the most users that the device may act for
 
 
 class Invitations:

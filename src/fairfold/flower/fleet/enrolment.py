@@ -47,7 +47,8 @@ class Enrolment:
     """Enrols devices with the server of a folder (:mod:`.server`), and lists its nodes and runs."""
 
     def __init__(self, folder: Path, items: int, roster: Roster) -> None:
-        self.folder, self.items, self.catalogue, self.roster = folder, items, folder / "catalogue.txt", roster
+        self.folder, self.items, self.roster = folder, items, roster
+        self.catalogue = folder / "catalogue.txt"
         self.invitations = Invitations(folder / "invites")
         self.secret = folder / "control"
         self.routes = {

@@ -39,7 +39,7 @@ class NodeFolder(FleetFolder):
     epsilon: float = 0.0  # privacy budget of the device's lifetime; 0 for the default
     delta: float = 0.0
     signer: str = ""  # the public key with which the server signs, in hexadecimal digits
-    users: int = 0  # the most users that this device may speak for; 0 where the server did not say
+    users: int = 0  # the most users that this device may act for; 0 where the server did not say
 
     key = PathInside("key")  # the private key, which never leaves the device
     authority = PathInside("ca.crt")  # the certificate of the only authority that the node trusts
