@@ -96,7 +96,8 @@ def enrol(
         try:
             catalogue = made.catalogue if made.catalogue.exists() else None
             users = len(LocalFile(made.data, catalogue=catalogue).histories(items))
-            if 0 < (allowed := NodeFolder.open(folder).users) < users:
+            allowed = NodeFolder.open(folder).users if (folder / NodeFolder.FILE).exists() else 0
+            if 0 < allowed < users:
                 console.echo(
                     f"{data} has {users} users, and the invitation is for {allowed}: the server leaves it out. "
                     f"Ask for another (`fairfold server invite --users {users}`), and enrol in a new folder."
