@@ -139,7 +139,7 @@ def roster(folder: Folder) -> None:
     Publish it where devices can read it and the server cannot change it, with the head: the hash of the signed log.
 
     Examples:
-        fairfold server roster fleet > roster
+        fairfold server roster fleet
     """
     from fairfold.flower.roster import head_of, openssh_line
 
