@@ -1,8 +1,7 @@
 """The base class of algorithms: what clients compute, what the server makes of their sums, how items are scored.
 
-An algorithm is one frozen object whose fields are its settings. Everything else (sampling, transport, aggregation,
-faults, checkpoints, Flower) is the same for all. A new algorithm is one subclass of :class:`Algorithm`; what only some
-need is a :class:`Capability` to inherit from beside it. See ``examples/plugins``.
+An algorithm is one frozen object whose fields are its settings. All else (sampling, transport, aggregation, faults) is
+shared. A new one is a subclass of :class:`Algorithm`, and of a :class:`Capability` for each thing that only some need.
 """
 
 import math
@@ -246,7 +245,7 @@ class BoundsContributions(Capability):
     def check_contribution(
         self, plan: "Plan", task: ClientTask, update: Update, held: Weights, users: int, seed: int
     ) -> tuple[str | None, Weights]:
-        """Why an update of so many users is refused, if it is, and what to remember; ``seed``: no client knows it."""
+        """Why an update of so many users is refused, or None, and what to remember; ``seed`` is secret."""
         return None, held
 
 
