@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fairfold.flower.device_model import read_model
+from fairfold.device.stored_model import read_model
 from fairfold.flower.fleet.local_fleet import make_local_fleet
 from tests.support.settings import make_settings
 

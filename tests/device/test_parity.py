@@ -21,10 +21,10 @@ from fairfold.config import Settings
 from fairfold.config.files import load_settings
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.store import DeviceStore
+from fairfold.device.stored_model import MODEL_FILE
 from fairfold.device.tasks import NeedsWorker, SmallDevice
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app
 from fairfold.flower.client_store import ClientStore
-from fairfold.flower.device_model import MODEL_FILE
 from fairfold.flower.wire import client_settings
 from fairfold.privacy.ledger import remember_privacy
 from tests.support.settings import make_settings

@@ -7,6 +7,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from fairfold.checksums import line_with_checksum
 from fairfold.device import uploads
 from fairfold.device.exchange import PulledMessage
-from fairfold.device.model import DeviceModel
+from fairfold.device.model import CoOccurrenceModel
 from fairfold.device.protobuf import bytes_field, number_field, parse_fields, text_field
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.store import DeviceStore, parse_tables
@@ -150,10 +151,14 @@ def test_models() -> None:
         tables, _, _ = parse_tables(content(case["file"]))
         tensors = {name: numbers.tobytes() for name, (_, numbers) in tables.items()}
         settings = json.loads(parse_metadata(content(case["file"]))["settings"])
-        model = DeviceModel(tensors, case["projections"], settings["algorithm"]["pair_weight"])
+        model = CoOccurrenceModel(tensors, case["projections"], settings["algorithm"]["pair_weight"])
         kinds |= set(case["projections"])
         for one in case["histories"]:
-            assert model.scores(one["rows"], given["items"]).tolist() == pytest.approx(one["scores"], abs=1e-5)
+            scores, expected = model.scores(one["rows"], given["items"]).tolist(), one["scores"]
+            scored = [item for item, score in enumerate(scores) if isfinite(score)]
+            assert [scores[item] for item in scored] == pytest.approx([expected[item] for item in scored], abs=1e-5)
+            worst = min(expected[item] for item in scored)
+            assert all(expected[item] < worst for item in set(range(given["items"])).difference(scored))
     assert kinds == {"rows", "pairs", "neighbors", "popularity"}
 
 

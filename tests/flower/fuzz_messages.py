@@ -36,12 +36,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fairfold.config import Settings
 from fairfold.data.partition import Partition
+from fairfold.device.stored_model import read_model
 from fairfold.errors import FairfoldError, InvalidMessage
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.updates import nonzero_values
 from fairfold.flower.client_store import ClientState
 from fairfold.flower.client_tasks import TaskRunner
-from fairfold.flower.device_model import model_message, read_model, store_model
+from fairfold.flower.device_model import model_message, store_model
 from fairfold.flower.local_data import LocalData, LocalImages
 from fairfold.flower.nodes import Nodes
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION

@@ -12,10 +12,10 @@ import torch
 from examples.serving import load_fair
 from fairfold.config.files import load_settings
 from fairfold.data import Interactions
+from fairfold.device.stored_model import MODEL_FILE
 from fairfold.federation.algorithm import CompactScoring
 from fairfold.flower import local_scoring
 from fairfold.flower.client_store import ClientStore
-from fairfold.flower.device_model import MODEL_FILE
 from fairfold.flower.fleet.node import NodeFolder
 from fairfold.flower.local_data import LocalFile
 from fairfold.runs.device_model import read_device_model

@@ -26,9 +26,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fairfold.algorithms.cooccurrence.scorer import stored_scorer
 from fairfold.checksums import line_with_checksum, with_checksum
 from fairfold.config import Settings
+from fairfold.device.stored_model import parse_model
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app, secure_aggregation
 from fairfold.flower.client_store import ClientStore
-from fairfold.flower.device_model import parse_model
 from fairfold.privacy.secure import keys, messages
 from fairfold.subspace.projection import make_projection
 from tests.support.settings import make_settings
@@ -278,7 +278,7 @@ def model_case(step: dict[str, Any]) -> dict[str, Any]:
     file = vector[10 + int.from_bytes(vector[8:10], "little") :]
     model = parse_model(file)
     held = {name: make_projection(one) for name, one in model.metadata["projections"].items()}
-    tensors = {name: torch.from_numpy(model.tensors[name].copy()) for name in held}
+    tensors = {name: torch.frombuffer(model.tensors[name][:], dtype=torch.uint8) for name in held}
     scorer = stored_scorer(held, tensors, model.metadata["settings"]["algorithm"]["pair_weight"])
     histories = []
     for history in ([], [0], [3, 7, 20], list(range(0, 30, 3)), [59]):

@@ -191,8 +191,8 @@ def node_recommend(
     Examples:
         fairfold node recommend device3 --user 100 --top 3
     """
+    from fairfold.device.stored_model import MODEL_FILE, read_model
     from fairfold.errors import InvalidData, InvalidSettings
-    from fairfold.flower.device_model import MODEL_FILE, read_model
     from fairfold.flower.fleet.node import NodeFolder
     from fairfold.flower.local_data import LocalFile
 

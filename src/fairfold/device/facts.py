@@ -1,6 +1,8 @@
 """Parts of messages that are not vectors, read with type and range checks by devices and servers, without Flower."""
 
+import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from fairfold.checksums import parse_json_object
@@ -8,6 +10,21 @@ from fairfold.errors import InvalidMessage
 from fairfold.flower.protocol import HEX_ID, WINDOW
 
 MAX_ITEMS, MAX_TEXT, MAX_TABLE_ROWS = 2**32, 1 << 16, 4_096
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?|\.\d+)\s*(x|×|{'|'.join(UNITS)})", re.IGNORECASE)
+
+
+def amount_of(capacity: str) -> tuple[Fraction, str] | None:
+    """The number and the unit, in small letters, of a capacity: ``40MB`` or ``16x``; None for another form."""
+    found = _AMOUNT.fullmatch(capacity.strip())
+    return (Fraction(found[1]), found[2].lower()) if found is not None else None
+
+
+def budget_of(capacity: str) -> Fraction | None:
+    """Bytes of a capacity in bytes; None for a share of the model."""
+    amount = amount_of(capacity)
+    return amount[0] * UNITS[amount[1]] if amount is not None and amount[1] in UNITS else None
 
 
 def invalid_message(given: str, needed: str) -> InvalidMessage:

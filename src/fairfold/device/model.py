@@ -84,8 +84,8 @@ def discounted_gain(hits: Sequence[bool]) -> float:
     return sum(1 / math.log2(place + 2) for place, hit in enumerate(hits) if hit)
 
 
-class DeviceModel:
-    """A model as a device received it; rows stay in a byte a number."""
+class CoOccurrenceModel:
+    """A packed co-occurrence model as a device received it; rows stay in a byte a number."""
 
     def __init__(self, tensors: Mapping[str, bytes], projections: Mapping[str, Held], pair_weight: float) -> None:
         into, out, rows = parse_rows(tensors[ROWS], projections[ROWS])
@@ -97,9 +97,6 @@ class DeviceModel:
         if NEIGHBORS in projections:
             neighbors = parse_pairs(tensors[NEIGHBORS], projections[NEIGHBORS])
             self.links += [(source, scored, value) for scored, source, value in neighbors]
-        norms = (math.sqrt(sum(map(mul, row, row))) * out for row, out in zip(self.rows, self.out, strict=True))
-        self.largest_norm = max(norms, default=0.0)
-        self.largest_link = max((abs(value) for *_, value in self.links), default=0.0)
         self.log_popularity: list[float] = []
         if POPULARITY in projections:
             first, second, _ = parse_rows(tensors[POPULARITY], projections[POPULARITY])
@@ -127,7 +124,7 @@ class DeviceModel:
         return math.exp(curve[first] + (curve[first + 1] - curve[first]) * (place - first))
 
     def scores(self, history: Sequence[int], count: int) -> Any:
-        """Scores of the first ``count`` items in single precision; those without one come last, in their order."""
+        """Scores of the first ``count`` items in single precision; minus infinity where the history gives none."""
         has = bytearray(self.reach)
         history_sum = [0.0] * (len(self.rows[0]) if self.rows else 0)
         for item in history:
@@ -138,8 +135,6 @@ class DeviceModel:
                 history_sum = [
                     total + factor * number for total, number in zip(history_sum, self.rows[item], strict=True)
                 ]
-        norm = math.sqrt(sum(map(mul, history_sum, history_sum)))
-        least = -(norm * self.largest_norm + sum(has) * self.largest_link) if self.known else 0.0
         added = [0.0] * max(count, self.reach)
         for source, scored, value in self.links:
             if has[source]:
@@ -152,7 +147,7 @@ class DeviceModel:
             elif added[item]:
                 score = added[item]
             else:
-                found[item] = least - (1 - 1 / (item + 2)) * (1 + abs(least))
+                found[item] = -math.inf
                 continue
             found[item] = score + (self.popularity(item) / share if self.log_popularity else 0.0)
         return found

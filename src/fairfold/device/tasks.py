@@ -2,21 +2,19 @@
 
 import logging
 import math
-import re
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from fairfold.atomic_io import make_private_folder, remove_temporary_files, write_atomically
-from fairfold.checksums import PARSE_ERRORS, parse_json_object
+from fairfold.checksums import PARSE_ERRORS
 from fairfold.device import uploads
-from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in, window_in
-from fairfold.device.model import NEIGHBORS, PAIRS, POPULARITY, ROWS, DeviceModel, packed_bytes
+from fairfold.device.facts import MAX_ITEMS, UNITS, amount_of, id_in, invalid_message, number_in, table_in, window_in
+from fairfold.device.model import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceModel, packed_bytes
 from fairfold.device.records import Records
-from fairfold.device.store import DeviceState, DeviceStore, RememberedUpdate, load_device_id, parse_tables
+from fairfold.device.store import DeviceState, DeviceStore, RememberedUpdate, load_device_id
+from fairfold.device.stored_model import store_model
 from fairfold.device.uploads import UserHistory
 from fairfold.errors import InvalidCapacity, InvalidMessage, InvalidState
 from fairfold.flower.local_data import LocalFile
@@ -36,11 +34,7 @@ from fairfold.privacy.ledger import served_privacy
 
 TRAIN, EVALUATE = "train", "evaluate"
 SYNC_STATE, DEFAULT_QUALITY, SUM, QUALITY, REQUEST = "sync_state", "default_quality", "sum", "quality", "request"
-MODEL_FILE, MODEL_FORMAT, LEADING = "model.safetensors", "7", "leading"
 MAX_HEAD = 2**15
-UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?|\.\d+)\s*(x|×|{'|'.join(UNITS)})", re.IGNORECASE)
 
 log = logging.getLogger("fairfold.device")
 Reply = dict[str, dict[str, Any]]
@@ -54,7 +48,7 @@ class NeedsWorker(Exception):
 class Task:
     """A task of the default algorithm, checked."""
 
-    model: DeviceModel | None  # read where the task needs it
+    model: CoOccurrenceModel | None  # read where the task needs it
     projections: dict[str, Any]
     context: dict[str, Any]
     request: list[float]
@@ -131,20 +125,7 @@ class SmallDevice:
         return {FACTS: {"version": VERSION}}
 
     def _model(self, _facts: dict[str, Any], records: Records) -> Reply:
-        content = records[ARRAYS][FILE].tobytes()
-        tables, metadata, _ = parse_tables(content)
-        if metadata["format"] != MODEL_FORMAT:
-            raise invalid_message(f"a model of format {metadata['format']}", f"format {MODEL_FORMAT}")
-        for name, held in parse_json_object(metadata["projections"]).items():
-            if held["kind"].startswith("quantized") and len(tables[name][1]) != packed_bytes(held):
-                raise invalid_message("tensors of other lengths than their sizes", "a whole model")
-        size = sum(len(numbers) * numbers.itemsize for name, (_, numbers) in tables.items() if name != LEADING)
-        budget = _AMOUNT.fullmatch(self.capacity.strip())
-        if budget is not None and budget[2].lower() in UNITS and size > Fraction(budget[1]) * UNITS[budget[2].lower()]:
-            raise InvalidMessage(f"a model of {size} bytes", f"at most {self.capacity}", "Request its capacity first.")
-        make_private_folder(self.folder)
-        remove_temporary_files(self.folder)
-        write_atomically(self.folder / MODEL_FILE, content, private=True)
+        store_model(self.folder, records[ARRAYS][FILE].tobytes(), self.capacity)
         return {FACTS: {"version": VERSION}}
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -211,7 +192,7 @@ class SmallDevice:
             raise invalid_message("a sum of more pairs than items have", f"at most {uploads.triangle_size(head)}")
         model = None
         if evaluate or QUALITY in context:
-            model = DeviceModel(coded, projections, float(settings["algorithm"]["pair_weight"]))
+            model = CoOccurrenceModel(coded, projections, float(settings["algorithm"]["pair_weight"]))
         return Task(model, projections, context, numbers, num_items, int(settings["run"]["top"]))
 
     def _require_default(self, facts: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -222,11 +203,11 @@ class SmallDevice:
             raise NeedsWorker(f"{algorithm}, {privacy}")
 
     def _require_room(self, size: int, full: int) -> None:
-        amount = _AMOUNT.fullmatch(self.capacity.strip())
+        amount = amount_of(self.capacity)
         if amount is None:
             raise NeedsWorker("a capacity in another form")
-        unit = amount[2].lower()
-        budget = full / Fraction(amount[1]) if unit in "x×" else Fraction(amount[1]) * UNITS[unit]
+        number, unit = amount
+        budget = full / number if unit in "x×" else number * UNITS[unit]
         if size > int(budget):
             raise InvalidCapacity(f"a task of {size} bytes", f"at most {self.capacity}", "Ask this device first.")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
-from fairfold.device.model import DeviceModel
+from fairfold.device.model import CoOccurrenceModel
 from fairfold.device.records import float32
 
 UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
@@ -121,7 +121,7 @@ def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int) -> di
 
 def report(
     users: Sequence[UserHistory],
-    model: DeviceModel,
+    model: CoOccurrenceModel,
     *,
     is_default: bool,
     share: float,

@@ -1,6 +1,6 @@
 """Recommendations on a device by the model it was sent and its users' own vectors, for all that torch trains.
 
-The default's models need no torch: :mod:`.device_model` scores with them. Nothing is sent, and nothing is stored.
+The default's models need no torch (:mod:`fairfold.device.stored_model`). Nothing is sent, and nothing is stored.
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ import torch
 from fairfold.config import read_settings
 from fairfold.data import Interactions
 from fairfold.data.interactions import items_at, ranks_of
+from fairfold.device.stored_model import MODEL_FILE
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.federation.algorithm import DeviceScoring, FoldsIn
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import ClientTask
 from fairfold.flower.client_store import ClientStore
-from fairfold.flower.device_model import MODEL_FILE
 from fairfold.flower.local_data import LocalFile
 from fairfold.metrics.ranking import first_by_score
 from fairfold.runs.device_model import read_device_model

@@ -65,7 +65,7 @@ class NodeFolder(FleetFolder):
 
     def status(self) -> dict[str, Any]:
         """The state that its process last wrote, the stored model, and the privacy budget."""
-        from fairfold.flower.device_model import MODEL_FILE
+        from fairfold.device.stored_model import MODEL_FILE
 
         status: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):

@@ -1,0 +1,104 @@
+"""The model that a device stores: pushed by the server at the end of a run, and used for offline recommendations.
+
+It is one file in the format of ``fairfold export`` (docs/export.md), replaced as a whole: old and new ones are never
+mixed. Models of the default algorithm are scored here; those of others by :mod:`fairfold.flower.local_scoring`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from fairfold.atomic_io import make_private_folder, remove_temporary_files, write_atomically
+from fairfold.checksums import read_errors
+from fairfold.device.facts import budget_of, invalid_message
+from fairfold.device.model import CoOccurrenceModel, packed_bytes
+from fairfold.device.store import parse_tables
+from fairfold.errors import InvalidMessage, InvalidState
+
+MODEL_FILE, MODEL_FORMAT = "model.safetensors", "7"  # the format is that of fairfold.runs.device_model
+LEADING = "leading"  # the tensor of leading items, by which those of the catalogue are numbered in the model
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model file's content: packed tensors, as arrays of numbers, and the metadata written with them."""
+
+    tensors: dict[str, Any]
+    metadata: dict[str, Any]
+
+    @property
+    def round_number(self) -> int:
+        """The round after which the model was written."""
+        return int(self.metadata["round"])
+
+    @property
+    def items(self) -> int:
+        """Size of the catalogue."""
+        return int(self.metadata["data"]["items"])
+
+    @cached_property
+    def _model(self) -> CoOccurrenceModel:
+        projections = self.metadata["projections"]
+        packed = {name: self.tensors[name].tobytes() for name in projections}
+        return CoOccurrenceModel(packed, projections, float(self.metadata["settings"]["algorithm"]["pair_weight"]))
+
+    def scores(self, history: Sequence[int]) -> list[float]:
+        """Scores of the leading items by their ranks; minus infinity where the history gives none."""
+        reach = self._model.reach
+        informative = any(item < reach for item in history)
+        return list(self._model.scores(history, reach)) if informative else [-inf] * reach
+
+    def recommend(self, history: Sequence[int], top: int) -> list[tuple[int, float | None]]:
+        """The best items outside a history with their scores (or None); of equal ones the more popular come first."""
+        catalogue = self.tensors.get(LEADING, range(self.items))  # in the order of the model's own numbers
+        if LEADING in self.tensors:
+            rank = {item: place for place, item in enumerate(catalogue)}
+            history = [rank[item] for item in history if item in rank]
+        excluded = set(history)
+        scores = self.scores(sorted(excluded))
+        scores += [-inf] * (len(catalogue) - len(scores))
+        ranked = sorted(range(len(catalogue)), key=lambda item: -scores[item])
+        best = [item for item in ranked if item not in excluded][:top]
+        return [(catalogue[item], scores[item] if scores[item] > -inf else None) for item in best]
+
+
+def parse_model(content: bytes) -> StoredModel:
+    """Parse a model file; raises one of ``PARSE_ERRORS`` where it is damaged, or lies about its sizes."""
+    tables, metadata, _ = parse_tables(content)
+    if metadata["format"] != MODEL_FORMAT:
+        raise invalid_message(f"a model of format {metadata['format']}", f"format {MODEL_FORMAT}")
+    parsed = {key: json.loads(metadata[key]) for key in ("projections", "settings", "data")}
+    for name, held in parsed["projections"].items():
+        if held["kind"].startswith("quantized") and len(tables[name][1]) != packed_bytes(held):
+            raise invalid_message("tensors of other lengths than their sizes", "a whole model")
+    return StoredModel({name: numbers for name, (_, numbers) in tables.items()}, metadata | parsed)
+
+
+def store_model(folder: Path, content: bytes, capacity: str) -> None:
+    """Store a model file in place of the last one, if it is whole and within the device's capacity."""
+    model = parse_model(content)
+    size = sum(len(of) * of.itemsize for name, of in model.tensors.items() if name != LEADING)
+    budget = budget_of(capacity)
+    if budget is not None and size > budget:
+        raise InvalidMessage(f"a model of {size} bytes", f"at most {capacity}", "Request its capacity first.")
+    make_private_folder(folder)
+    remove_temporary_files(folder)
+    write_atomically(folder / MODEL_FILE, content, private=True)
+
+
+def read_model(folder: Path) -> StoredModel:
+    """Read the model that a device stores; refused where there is none, or its checksum is wrong."""
+    path = folder / MODEL_FILE
+    remedy = "The server sends it again when it trains next, or: fairfold server train --resume."
+    if not path.is_file():
+        given = f"{folder}, which holds no {MODEL_FILE}"
+        raise InvalidState(given, "the folder of a device that was sent a model", "Train first. " + remedy)
+    with read_errors(path, InvalidState, "the model that this device was sent", remedy):
+        try:
+            return parse_model(path.read_bytes())
+        except InvalidMessage as error:
+            raise ValueError(error.given) from None
