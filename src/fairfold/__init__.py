@@ -12,21 +12,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fairfold.config import Settings
     from fairfold.errors import FairfoldError
-    from fairfold.estimator import fit, from_pretrained, load
+    from fairfold.estimator import Model, cross_validate, fit, from_pretrained, load
     from fairfold.federation.simulation import simulate
     from fairfold.nn import compress, expand
     from fairfold.subspace import Subspace
 
 __all__ = [
-    "FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "fit",
+    "FairfoldError", "Model", "Settings", "Subspace", "__version__", "compress", "cross_validate", "expand", "fit",
     "from_pretrained", "load", "simulate",
 ]  # fmt: skip
 
 _HOMES = {
     "FairfoldError": "fairfold.errors",
+    "Model": "fairfold.estimator",
     "Settings": "fairfold.config",
     "Subspace": "fairfold.subspace",
     "compress": "fairfold.nn",
+    "cross_validate": "fairfold.estimator",
     "expand": "fairfold.nn",
     "fit": "fairfold.estimator",
     "from_pretrained": "fairfold.estimator",

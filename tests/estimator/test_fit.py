@@ -52,7 +52,7 @@ def test_a_user_gets_what_is_best_and_new(model: Model) -> None:
     had = set(rows().filter(polars.col("user_id") == 7)["item_id"])
     items, scores = model.recommend(7, k=5)
     assert len(items) == 5
-    train = {model.data.item_ids[item] for item in model.data.train.of(model._users[7]).tolist()}  # type: ignore[index]
+    train = {model.data.item_ids[item] for item in model.data.train.of(model.user_index[7]).tolist()}  # type: ignore[index]
     assert train < had
     assert not train & set(items)
     assert (numpy.diff(scores) <= 0).all()
@@ -70,8 +70,6 @@ def test_a_new_user_is_their_history(model: Model) -> None:
     assert (model.recommend(history=mine, k=8, capacity="4x").items[:3] != "").all()
     with pytest.raises(InvalidData, match="recommend\\(history"):
         model.recommend(999)
-    with pytest.raises(InvalidData, match="item 'none'"):
-        model.recommend(["none"])
     with pytest.raises(InvalidData, match=r"item 'ii3' \(did you mean 'i3'\?\)"):
         model.similar("ii3")
     with pytest.raises(InvalidSettings, match="one of them"):
@@ -85,32 +83,6 @@ def test_items_that_are_like_one(model: Model) -> None:
     by_vectors = fitted(rows(), recipe="paper", capacities="1x", settings={"run.rounds": 1}).similar("i3", k=4)
     assert "i3" not in by_vectors.items
     assert (numpy.diff(by_vectors.scores) <= 0).all()
-
-
-def test_quality_of_what_was_held_out_and_of_other_interactions(model: Model) -> None:
-    recorded = model.evaluate()
-    assert recorded["server"] == pytest.approx(model.result.quality)
-    assert recorded["sizes"].keys() == {"1x", "4x"}
-    assert model.evaluate(k=5)["metric"] == "NDCG@5"
-    data = model.data
-    test = polars.DataFrame({
-        "user": [data.user_ids[user] for user in data.test.users.tolist()] + ["nobody"],  # type: ignore[index]
-        "item": [data.item_ids[item] for item in data.test.items.tolist()] + ["i1"],  # type: ignore[index]
-    })  # fmt: skip
-    again = model.evaluate(test)
-    assert again["left_out"] == 1
-    assert again["server"] == pytest.approx(recorded["server"])
-    one = test.filter(polars.col("user") == test["user"][0])  # nobody with another size has something to find
-    assert model.evaluate(one)["sizes"].keys() == {"1x", "4x"}
-    trained = data.train.users.tolist()[:3], data.train.items.tolist()[:3]
-    seen = [(data.user_ids[user], data.item_ids[item]) for user, item in zip(*trained, strict=True)]  # type: ignore[index]
-    assert model.evaluate([*test.rows(), *seen])["server"] == pytest.approx(recorded["server"])
-    with pytest.raises(InvalidData, match="a test of 3 interactions"):
-        model.evaluate(seen)
-    everything = fitted(rows(), split=1.0)
-    with pytest.raises(InvalidData, match=r"split=0\.7"):
-        everything.evaluate()
-    assert len(everything.data.train) == rows().unique().height
 
 
 def test_saved_and_loaded_it_is_the_same(model: Model, tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def test_the_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(found) == 5
     assert len(alike) == 5
     assert picture._repr_png_().startswith(b"\x89PNG")
-    assert quality["server"] > quality["baselines"]["popularity"]
+    assert quality.loc["server", "ndcg@20"] > quality.loc["popularity", "ndcg@20"]
     assert (tmp_path / "readings-model" / "result.json").is_file()

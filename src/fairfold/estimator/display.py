@@ -10,7 +10,6 @@ from fairfold.estimator.recommendations import html_table
 from fairfold.runs.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -43,7 +42,7 @@ def full_bytes(result: Result) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
 
 
-def result_html(result: Result, title: str, notes: Sequence[str]) -> str:
+def result_html(result: Result, title: str) -> str:
     """An HTML table of the sizes for a notebook, with the baselines."""
     rows: list[list[Any]] = []
     for row in result_rows(result, "sizes"):
@@ -52,7 +51,7 @@ def result_html(result: Result, title: str, notes: Sequence[str]) -> str:
         rows.append([row["devices"], f"{row['users']:,}", human_bytes(row["bytes_held"]), shown])
     rows += [[name, "", "", value] for name, value in result.baselines.items() if not math.isnan(value)]
     heads = ["devices", "users", "memory", f"{result.metric}, all users"]
-    return html_table(heads, rows, title=title, note=" ".join([*result.warnings, *result.notes, *notes]))
+    return html_table(heads, rows, title=title, note=" ".join([*result.warnings, *result.notes]))
 
 
 def figure(result: Result, path: Path | None) -> Figure:

@@ -24,6 +24,7 @@ from fairfold.config.files import default_recipe, load_settings
 from fairfold.config.tables import SYNTHETIC
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.estimator.base import Fitted
 from fairfold.estimator.inputs import InputData, has_integer_ids, parse_options, read_interactions
 from fairfold.estimator.model import Model
 from fairfold.federation.evaluation import Callback
@@ -74,8 +75,8 @@ def fit(
         progress: Whether to show a progress display.
         callbacks: Called at the start, after every round and at the end: your own, or trackers for TensorBoard, MLflow
             or Weights & Biases (:mod:`fairfold.runs.trackers`).
-        **options: Options of ``fairfold data prepare``: ``split`` (0.7; 1.0 holds nothing out), ``user_column``,
-            ``item_column``, ``rating_column``, ``min_rating``, ``core``, ``top_users`` and others.
+        **options: Options of ``fairfold data prepare``: ``split`` (0.7; 1.0 holds nothing out), ``split_seed``,
+            ``user_column``, ``item_column``, ``rating_column``, ``min_rating``, ``core``, ``top_users`` and others.
 
     Example:
         >>> import fairfold
@@ -85,10 +86,32 @@ def fit(
         >>> len(items), len(scores)
         (5, 5)
     """
-    parse_options(options, beside=signature(fit).parameters)
-    chosen = _settings(interactions, settings, start, recipe, {
-        "fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed,
-    })  # fmt: skip
+    given: dict[str, Any] = {"recipe": recipe, "method": method, "rounds": rounds, "seed": seed, "settings": settings}
+    named = {"titles": titles, "test": test, "progress": progress, "callbacks": callbacks}
+    if start is None:
+        return Model(capacities, **given).fit(interactions, **named, **options)
+    model = Model(**start.get_params()).set_params(**{name: of for name, of in given.items() if of is not None})
+    model.capacities = capacities or model.capacities
+    own = given | {"capacities": capacities}
+    return model._adopt(train(own, interactions, start=start.fitted, **named, **options))
+
+
+def train(
+    parameters: Mapping[str, Any],
+    interactions: Any,
+    *,
+    start: Fitted | None = None,
+    titles: Any = None,
+    test: Any = None,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Fitted:
+    """Train by the parameters of a :class:`Model`, perhaps from where another one ended; see :func:`fit`."""
+    if "split_seed" in options:  # the run has a seed as well
+        options["seed"] = options.pop("split_seed")
+    parse_options(options, beside=[*signature(fit).parameters, "split_seed"])
+    chosen = _settings(interactions, start, **parameters)
     if chosen.model.reads_images:
         raise InvalidSettings(f"model.kind={chosen.model.kind!r}", "a recommender", "Use `fairfold train` for images.")
     given = _read(interactions, chosen, options, titles, test)
@@ -96,33 +119,42 @@ def fit(
         given = join_interactions(start, given)
     federation = Federation.with_numbered_items(chosen, given.data)
     first = None if start is None else warm_start(start, federation)
+    console = Console(quiet=not progress)
+    repairs = [f"{count:,} {what}." for what, count in given.repairs.items()]
+    for line in repairs:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     shown: list[Callback] = [*([Display(Console())] if progress else []), *callbacks]
     begun = time.monotonic()
     result = simulate(federation=federation, progress=first, callbacks=shown)
+    result = replace(result, notes=[*result.notes, *repairs])
     rejections = Rejections(Counter(result.rejections))
     ended = Progress(result.state, result.local_state, result.history, rejections)
     federation.clients.local_state = result.local_state
-    notes = tuple(f"{count:,} {what}." for what, count in given.repairs.items())
-    for line in result.warnings if progress else ():
-        Console().print(line, soft_wrap=True, highlight=False, markup=False)
+    for line in result.warnings:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     run = LoadedRun(NAME, federation, ended)
     # Items that clients count are numbered whenever data is read.
     stored = given.data if chosen.subspace.counts_items else federation.interactions
-    return Model(run, result, given.integer_ids, stored, notes, time.monotonic() - begun)
+    return Fitted(run, result, given.integer_ids, stored, time.monotonic() - begun)
 
 
 def _settings(
     interactions: Any,
-    given: Settings | Mapping[str, Any] | None,
-    start: Model | None,
+    start: Fitted | None,
+    *,
+    capacities: str | None,
     recipe: str | None,
-    options: Mapping[str, Any],
+    method: str | None,
+    rounds: int | None,
+    seed: int | None,
+    settings: Settings | Mapping[str, Any] | None,
 ) -> Settings:
     """Settings of a recipe, of the model to go on from, or given whole, with changes."""
-    changes = {key: value for key, value in options.items() if value is not None}
-    if isinstance(given, Settings):
-        return given.with_changes(changes)
-    changes = dict(given or {}) | changes
+    keys = {"fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed}
+    changes = {key: value for key, value in keys.items() if value is not None}
+    if isinstance(settings, Settings):
+        return settings.with_changes(changes)
+    changes = dict(settings or {}) | changes
     if start is not None and recipe is None:
         return start.run.settings.with_changes(changes)
     if not any(key == "data" or key.startswith("data.") for key in changes):
@@ -138,7 +170,7 @@ def _read(interactions: Any, settings: Settings, options: Mapping[str, Any], tit
     return read_interactions(interactions, rated | dict(options), titles, test)
 
 
-def join_interactions(start: Model, new: InputData) -> InputData:
+def join_interactions(start: Fitted, new: InputData) -> InputData:
     """Old and new interactions as one data set; what is in the training part is not held out."""
     old, added = start.stored_data, new.data
     if (old.train.ratings is None) != (added.train.ratings is None):
@@ -179,10 +211,10 @@ def _item_ids(data: Dataset) -> list[str]:
     return [str(item) for item in range(data.num_items)] if data.item_ids is None else data.item_ids
 
 
-def warm_start(start: Model, federation: Federation) -> Progress:
+def warm_start(start: Fitted, federation: Federation) -> Progress:
     """The progress of a federation before its first round that goes on from a model."""
     state = federation.initial()
-    now, before = federation.interactions, start.data
+    now, before = federation.interactions, start.run.interactions
     items = _numbers(_item_ids(before), _item_ids(now))
     tables = federation.plan.architecture.tables
     for name, vector in state.full.items():

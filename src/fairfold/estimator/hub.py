@@ -107,7 +107,7 @@ def save_pretrained(model: Model, folder: str | Path, capacity: str = "1x", *, t
         "capacity": str(device.capacity), "bytes": size, "metric": metric,
         "quality": own if own is not None and math.isfinite(own) else None,
         "pair_weight": algorithm.pair_weight, "users": data.num_users,
-        "items": [int(name) for name in names] if model.integer_ids[1] else names, "titles": data.titles,
+        "items": [int(name) for name in names] if model.fitted.integer_ids[1] else names, "titles": data.titles,
     }  # fmt: skip
     atomic_io.write_atomically(place / CONFIGURATION, json.dumps(config, ensure_ascii=False, indent=1).encode())
     atomic_io.write_atomically(place / CARD, model_card(model, config, title or place.name).encode())
@@ -162,7 +162,7 @@ def model_card(model: Model, config: dict[str, Any], title: str) -> str:
         if math.isfinite(row[result.metric])
     )
     baselines = "".join(f"\n| {name} | | {of:.4f} |" for name, of in result.baselines.items() if math.isfinite(of))
-    notes = "\n".join(f"- {line}" for line in [*result.warnings, *result.notes, *model.notes])
+    notes = "\n".join(f"- {line}" for line in [*result.warnings, *result.notes])
     return f"""---
 library_name: fairfold
 tags: [recommendation, federated-learning, collaborative-filtering, fairfold]

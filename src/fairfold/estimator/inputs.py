@@ -1,6 +1,7 @@
 """Interactions in many forms (DataFrames, arrays, sparse matrices, files) as one data set."""
 
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy
 import polars
+import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
@@ -239,6 +241,9 @@ class IdIndex:
         self._remedy = remedy
         self.numbers = {text: number for number, text in enumerate(ids)}
 
+    def __contains__(self, given: Any) -> bool:
+        return str(_as_scalar(given)) in self.numbers
+
     def __getitem__(self, given: Any) -> int:
         text = str(_as_scalar(given))
         if text not in self.numbers:
@@ -246,3 +251,22 @@ class IdIndex:
             hint = did_you_mean(text, self.numbers)
             raise InvalidData(f"{self._role} {given!r}{hint}", f"one of the data (such as {some})", self._remedy)
         return self.numbers[text]
+
+
+def history_items(
+    given: Any, items: IdIndex, users: IdIndex, *, rated: bool, unknown: str
+) -> tuple[Tensor, Tensor | None]:
+    """The numbers of a history's items, and their ratings; unknown items are skipped with a warning, or refused."""
+    if rated and not hasattr(given, "items"):
+        raise InvalidData("a history without ratings", "a dict of items and ratings", "Give {item: rating, ...}.")
+    if unknown not in ("skip", "error"):
+        raise InvalidSettings(f"unknown = {unknown!r}", "'skip' or 'error'", "Skipped items are warned of.")
+    ids = list(given)
+    missing = [item for item in ids if item not in items] if unknown == "skip" else []
+    if missing:
+        hint = " (the id of a user; ask for several by users=[...])" if missing[0] in users else ""
+        left = f"{len(missing):,} of {len(ids):,} items are not of the data and are skipped"
+        warnings.warn(f"{left}: {missing[0]!r}{hint}", stacklevel=4)
+    known = [item for item in ids if item not in missing] if missing else ids
+    numbers = torch.tensor([items[item] for item in known], dtype=torch.int64)
+    return numbers, torch.tensor([float(given[item]) for item in known]) if rated else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
+from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import CompactScoring
 from fairfold.metrics.ranking import recommend
@@ -20,7 +21,7 @@ from fairfold.subspace.projection import Assignment
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fairfold.data import Dataset, Interactions
+    from fairfold.data import Dataset
     from fairfold.metrics.ranking import Scorer
     from fairfold.runs.loaded import LoadedRun
     from fairfold.subspace import Capacity
@@ -67,6 +68,36 @@ def top_items(
     items = recommend(score, asked, past, top)
     scores = score(asked).cpu().gather(1, items.clamp(min=0))
     return TopItems(items, scores, [len(items) for items in histories], informative, fallback)
+
+
+def score_changes(run: LoadedRun, history: Interactions, item: int, top: int) -> tuple[Tensor, Tensor]:
+    """The items of one history without which an item's score would fall most, and by how much.
+
+    The model scores the history and, in the same batch, the history without each of its items.
+    """
+    items = history.items
+    rows, columns = (~torch.eye(len(items), dtype=torch.bool)).nonzero(as_tuple=True)
+    users = torch.cat([torch.zeros_like(items), rows + 1])
+    kept = torch.cat([items, items[columns]])
+    ratings = None if history.ratings is None else torch.cat([history.ratings, history.ratings[columns]])
+    scorer = run.scorer(
+        run.progress.state.full,
+        histories=Interactions.from_pairs(users, kept, len(items) + 1, history.num_items, ratings),
+    )
+    scores = scorer(torch.arange(len(items) + 1)).cpu()[:, item]
+    changes, places = (scores[0] - scores[1:]).sort(descending=True, stable=True)
+    return items[places[:top]], changes[:top]
+
+
+def nearest_items(run: LoadedRun, item: int, top: int) -> tuple[Tensor, Tensor]:
+    """The items whose vectors have the largest cosine with an item's, and these."""
+    num_items = run.interactions.num_items
+    tables = {name: shape for name, shape in run.plan.architecture.tables.items() if shape[0] == num_items}
+    vectors = torch.cat([run.progress.state.full[name].view(shape) for name, shape in tables.items()], dim=1)
+    scores = torch.nn.functional.cosine_similarity(vectors, vectors[item : item + 1], dim=1)
+    scores[item] = -torch.inf
+    values, items = scores.topk(min(top, num_items - 1))
+    return items, values
 
 
 @dataclass(frozen=True)

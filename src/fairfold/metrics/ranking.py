@@ -6,7 +6,7 @@ and T the number of the user's test items, NDCG@k is Σ hit(r) / log2(r + 1) ove
 best ranking, which has its hits at r ≤ min(k, T).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -39,19 +39,29 @@ def evaluate_ranking(
     An item scored -inf is never recommended; NaN is an error. Scores are not written to. Items of ``train`` are not
     ranked; a test item among them counts as missed.
     """
-    _check(train, test, k)
-    asked = torch.arange(test.num_users) if users is None else torch.unique(users)
-    evaluated = asked[test.counts_by_user[asked] > 0]
+    evaluated = users_with_tests(test, users)
     if not len(evaluated):
         remedy = "Check how the data was split: of who has a single item none is held out."
         raise InvalidData("no user with test items", "at least one", remedy)
-    step = max(1, BATCH_ELEMENTS // test.num_items)
-    hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
-    for start in range(0, len(evaluated), step):
-        batch = evaluated[start : start + step]
-        hits[start : start + step] = _is_in(test, batch, recommend(score, batch, train, k))
+    hits = torch.cat([found for _, _, found in ranked_batches(score, train, test, k, evaluated)])
     by_user = ndcg(hits, test.counts_by_user[evaluated], k)
     return RankingResult(float(by_user.mean()), evaluated, by_user)
+
+
+def users_with_tests(test: Interactions, users: Tensor | None = None) -> Tensor:
+    """The users with test items, ascending; of ``users`` where these are given."""
+    asked = torch.arange(test.num_users) if users is None else torch.unique(users)
+    return asked[test.counts_by_user[asked] > 0]
+
+
+def ranked_batches(
+    score: Scorer, train: Interactions, test: Interactions, k: int, users: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The users with test items, a batch at a time, with their best k items, and which of these are test items."""
+    _check(train, test, k)
+    for batch in torch.split(users_with_tests(test, users), max(1, BATCH_ELEMENTS // test.num_items)):
+        items = recommend(score, batch, train, k)
+        yield batch, items, _is_in(test, batch, items)
 
 
 def ndcg(hits: Tensor, relevant: Tensor, k: int) -> Tensor:

@@ -95,7 +95,20 @@ def tuned_strong_baselines(
     kinds: Sequence[TunedBaseline] = STRONG_BASELINES,
     known: Tensor | None = None,
 ) -> Iterator[tuple[str, RankingResult]]:
-    """EASE, iALS and item-kNN on all items that anybody has, or on those of a mask ``known``.
+    """NDCG@k of EASE, iALS and item-kNN, tuned on training data; arguments as for :func:`tuned_scorers`."""
+    for name, score in tuned_scorers(data, k, stages, largest, kinds, known):
+        yield name, evaluate_ranking(score, data.train, data.test, k)
+
+
+def tuned_scorers(
+    data: Dataset,
+    k: int = 20,
+    stages: Stages = no_progress,
+    largest: int | None = None,
+    kinds: Sequence[TunedBaseline] = STRONG_BASELINES,
+    known: Tensor | None = None,
+) -> Iterator[tuple[str, Scorer]]:
+    """EASE, iALS and item-kNN on all items that anybody has, or on those of a mask ``known``, one after another.
 
     What needs a matrix larger than ``largest`` (:func:`largest_side` by default) takes the most popular items that fit:
     it is cut, as its name says. Items that a baseline does not have rank behind, by their numbers.
@@ -117,7 +130,7 @@ def tuned_strong_baselines(
                 whole[taken] = BinaryMatrix(restricted(train, mine))
             score = rank_behind(kind.fit(whole[taken], value), mine, data.num_items)
             cut = f"{CUT}{taken:,} of {len(items):,} items" if taken < len(items) else f" of {taken:,} items"
-            yield f"{kind.name}{cut} ({kind.template.format(*value)})", evaluate_ranking(score, train, data.test, k)
+            yield f"{kind.name}{cut} ({kind.template.format(*value)})", score
 
 
 def most_popular(train: Interactions, items: Tensor, count: int) -> Tensor:
