@@ -11,7 +11,7 @@ from fairfold.cli.federate import _warnings
 from fairfold.config import Settings
 from fairfold.config.files import load_settings, recipes
 from fairfold.config.settings import read_settings
-from fairfold.federation.advice import POPULARITY, below_popularity
+from fairfold.federation.evaluation import POPULARITY, below_popularity
 from tests.support.commands import TINY, works
 from tests.support.federations import tiny_data
 

@@ -113,7 +113,7 @@ def federate(
 
 def _warnings(settings: "Settings", data: "Dataset", quality: float | None) -> list[str]:
     """Sentences on a run that ranks worse than popularity does on all nodes' users."""
-    from fairfold.federation.advice import POPULARITY, below_popularity
+    from fairfold.federation.evaluation import POPULARITY, below_popularity
     from fairfold.federation.federation import popularity_baseline
     from fairfold.metrics import evaluate_ranking
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from rich.console import Console
@@ -23,19 +23,103 @@ from fairfold.config import Settings
 from fairfold.config.files import default_recipe, load_settings
 from fairfold.config.tables import SYNTHETIC
 from fairfold.data import Dataset, Interactions
-from fairfold.errors import InvalidSettings
-from fairfold.estimator.base import Fitted
+from fairfold.errors import InvalidSettings, did_you_mean
 from fairfold.estimator.inputs import InputData, has_integer_ids, parse_options, read_interactions
-from fairfold.estimator.model import Model
-from fairfold.federation.evaluation import Callback
+from fairfold.federation.evaluation import Callback, GroupReport, Result
 from fairfold.federation.federation import Federation, load_unnumbered
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.simulation import Progress, simulate
 from fairfold.runs.loaded import LoadedRun
 from fairfold.runs.progress import Display
 
+if TYPE_CHECKING:
+    from fairfold.estimator.model import Model
+
 NAME = "interactions"
 """Name of data that comes from no file."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What training gives a model.
+
+    Attributes:
+        run: The trained run: plan, data, state of the server and local state.
+        result: Quality by size, baselines, and a report per round.
+        integer_ids: Whether the caller's ids of users and of items are integers; else they are text.
+        stored_data: The data as it is written to disk: before clients count its items, where they do.
+        seconds: How long the rounds took.
+    """
+
+    run: LoadedRun
+    result: Result
+    integer_ids: tuple[bool, bool]
+    stored_data: Dataset
+    seconds: float = 0.0
+
+
+def finished_run(run: LoadedRun, stored: Mapping[str, Any]) -> Fitted:
+    """What training gave, from a loaded run and the result that is stored in its folder."""
+    data = run.interactions
+    server = stored["server"]
+    result = Result(
+        run.settings,
+        stored["metric"],
+        run.progress.state,
+        run.progress.local_state,
+        run.progress.history,
+        [GroupReport(**group) for group in stored["groups"]],
+        server["quality"],
+        server["baselines"],
+        data.num_users,
+        stored["rejections"],
+        data.counted,
+        stored["notes"],
+        stored["privacy"],
+        {name: (of[0], of[1]) for name, of in server["differences"].items()},
+    )
+    return Fitted(run, result, has_integer_ids(data), data, stored["seconds"])
+
+
+class Parameters:
+    """What a model is to be trained by; ``sklearn.base.clone`` makes another one of the same parameters."""
+
+    PARAMETERS: ClassVar = ("capacities", "recipe", "method", "rounds", "seed", "settings")
+
+    def __init__(
+        self,
+        capacities: str | None = None,
+        *,
+        recipe: str | None = None,
+        method: str | None = None,
+        rounds: int | None = None,
+        seed: int | None = None,
+        settings: Settings | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.capacities = capacities
+        self.recipe = recipe
+        self.method = method
+        self.rounds = rounds
+        self.seed = seed
+        self.settings = settings
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002  # scikit-learn gives it
+        """The parameters by name; ``deep`` changes nothing, since none of them is an estimator."""
+        return {name: getattr(self, name) for name in self.PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Change parameters of the next ``fit``, and return this model."""
+        for name, value in parameters.items():
+            if name not in self.PARAMETERS:
+                given = f"parameter {name!r}{did_you_mean(name, self.PARAMETERS)}"
+                remedy = "Give others by settings={'table.key': value}."
+                raise InvalidSettings(given, f"one of {', '.join(self.PARAMETERS)}", remedy)
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items() if value is not None)
+        return f"fairfold.Model({given})"
 
 
 def fit(
@@ -86,6 +170,8 @@ def fit(
         >>> len(items), len(scores)
         (5, 5)
     """
+    from fairfold.estimator.model import Model
+
     given: dict[str, Any] = {"recipe": recipe, "method": method, "rounds": rounds, "seed": seed, "settings": settings}
     named = {"titles": titles, "test": test, "progress": progress, "callbacks": callbacks}
     if start is None:

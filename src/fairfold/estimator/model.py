@@ -12,8 +12,8 @@ import torch
 
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.estimator.base import Fitted, Parameters, finished_run
 from fairfold.estimator.display import figure, result_html, result_rows
+from fairfold.estimator.fitting import Fitted, Parameters, finished_run, train
 from fairfold.estimator.inputs import IdIndex, history_items
 from fairfold.estimator.recommendations import (
     Recommendations,
@@ -73,8 +73,6 @@ class Model(Parameters):
             interactions: In any form that :func:`fairfold.fit` takes.
             **options: ``titles``, ``test``, ``progress``, ``callbacks``, and options of reading and splitting.
         """
-        from fairfold.estimator.fitting import train
-
         return self._adopt(train(self.get_params(), interactions, **options))
 
     def partial_fit(self, interactions: Any, **options: Any) -> Self:
@@ -82,8 +80,6 @@ class Model(Parameters):
 
         The first call is ``fit``. Arguments as for :meth:`fit`.
         """
-        from fairfold.estimator.fitting import train
-
         return self._adopt(train(self.get_params(), interactions, start=self._fitted, **options))
 
     def _adopt(self, fitted: Fitted) -> Self:
