@@ -92,21 +92,23 @@ def start(
         int | None,
         typer.Option(min=0, max=65535, help="Also show the server on a page at this port, for this machine alone."),
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run the server in the foreground until Ctrl-C or SIGTERM; its program is started again when it ends.
 
-    --watch also runs `fairfold watch FOLDER`. Further options go to the SuperLink: --node-quota MB, --total-quota
-    MB, --control-from ADDRESS, and Flower's own.
+    What Flower prints goes to FOLDER/server.log. --watch also runs `fairfold watch FOLDER`. Further options go to the
+    SuperLink: --node-quota MB, --total-quota MB, and Flower's own.
 
     Examples:
         fairfold server start fleet
         fairfold server start fleet --watch 8050
     """
     console = Terminal()
+    echo = (lambda _line: None) if quiet else console.echo
     try:
-        open_server(folder).start(console.echo, context.args, watch)
+        open_server(folder).start(echo, context.args, watch)
     except KeyboardInterrupt:
-        console.echo("The server has stopped.")
+        echo("The server has stopped.")
 
 
 @server.command()
@@ -181,11 +183,18 @@ def train(
         _print_privacy(console, settings)
 
     def on_round(number: int, num_updates: int) -> None:
-        console.echo(f"round {number}/{wanted}: {num_updates} {'device' if num_updates == 1 else 'devices'} replied")
+        quality = found.qualities().get(number)
+        shown = "" if quality is None else f", {settings.metric} {_quality(quality)}"
+        replied = "device" if num_updates == 1 else "devices"
+        console.echo(f"round {number}/{wanted}: {num_updates} {replied} replied{shown}")
 
     TrainingLauncher(found, console.echo, on_round).train(
         rounds or 0, resume=resume, wait_for=wait_for, wait_timeout=wait_timeout
     )
+    qualities = found.qualities()
+    if qualities:
+        last = max(qualities)
+        console.echo(f"{settings.metric} after round {last}: {_quality(qualities[last])}.")
     console.echo(f"Trained. The run is in {folder / 'run'}.")
 
 
@@ -201,6 +210,12 @@ def status(folder: Folder, as_json: Json = False) -> None:
         typer.echo(json.dumps(current))
         return
     Terminal().print(_table(current))
+
+
+def _quality(values: dict[str, float]) -> str:
+    """The quality of the server's model, and of each size's in brackets."""
+    sizes = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "server")
+    return f"{values['server']:.4f}{f' ({sizes})' if sizes else ''}"
 
 
 def _print_privacy(console: Terminal, settings: "Settings | None") -> None:
@@ -232,6 +247,8 @@ def _table(status: dict[str, Any]) -> Any:
     quality = f", {run['metric']} {run['quality']:.4f}" if run.get("quality") is not None else ""
     ended = "ended" if run["result"] else "not ended"
     table.add_row("run", f"{run['rounds']} rounds, {ended}{quality}" if run["rounds"] else "none yet")
+    if run["quality_by_size"]:
+        table.add_row("quality by size", _quality(run["quality_by_size"]))
     if status["running"] and status["runs"]:
         newest = status["runs"][0]
         table.add_row("newest run", f"{newest['end'] or newest['state']} {newest['details']}".strip())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import ipaddress
 import json
 import re
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tomli_w
 
 from fairfold.atomic_io import locked, make_folder, make_private_folder, remove, write_atomically
-from fairfold.errors import InvalidData, InvalidSettings, InvalidState
+from fairfold.errors import CannotWrite, InvalidData, InvalidSettings, InvalidState
 from fairfold.flower.fleet import Echo, FleetFolder, PathInside
 from fairfold.flower.fleet.connection import API_PREFIX, DEFAULT_PORT, RefusedByServer, ServerConnection, json_object
 from fairfold.flower.fleet.control import HEADER, SECRET_BYTES, VARIABLE, read_secret
@@ -39,6 +40,7 @@ LOOPBACK = "127.0.0.1"
 STABLE_SECONDS = 60.0  # a program that ends later than that has been running well
 MAX_RESTART_SECONDS = 60.0  # the longest pause before the SuperLink is started again
 PORT_TIMEOUT = 5.0  # seconds in which a server that has ended frees its port
+COSTS = {"round", "seconds", "clients", "bytes_down", "bytes_up", "check"}  # columns of metrics.csv beside qualities
 HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
@@ -60,6 +62,7 @@ class ServerFolder(FleetFolder):
     app = PathInside("app")  # the Flower app that a run executes
     control = PathInside("control")  # the secret of the operator's requests (:mod:`.control`)
     run = PathInside("run")  # the run folder that training writes (:mod:`.training`)
+    log = PathInside("server.log")  # what Flower's programs print; that of the former start is server.log.1
 
     @property
     def invitations(self) -> Invitations:
@@ -122,6 +125,22 @@ class ServerFolder(FleetFolder):
         from fairfold.config.files import read_toml
 
         return "privacy" in read_toml(self.folder / SETTINGS)
+
+    def cached_privacy_notes(self) -> list[str]:
+        """The notes as they were made by :meth:`privacy_notes`, which takes seconds, from the same settings."""
+        sources = [self.folder / SETTINGS, self.folder / PRIVACY]
+        content = [path.read_bytes() if path.exists() else b"" for path in sources]
+        content += [bytes([self.run.exists(), (self.run / "result.json").exists()])]
+        key = hashlib.sha256(b"\0".join(content)).hexdigest()
+        path = self.folder / "privacy-notes.json"
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            stored = json.loads(path.read_bytes())
+            if stored["key"] == key:
+                return list(stored["notes"])
+        notes = self.privacy_notes()
+        with contextlib.suppress(CannotWrite):  # it would only be slow again
+            write_atomically(path, json.dumps({"key": key, "notes": notes}).encode())
+        return notes
 
     def privacy_notes(self) -> list[str]:
         """Sentences on what the server of a run sees and what that costs a user, or when that is decided."""
@@ -188,16 +207,19 @@ class ServerFolder(FleetFolder):
 
     def _run_superlink(self, echo: Echo, options: list[str]) -> None:
         failures, first = 0, True
+        if self.log.exists():
+            self.log.replace(self.folder / f"{self.log.name}.1")
         while True:
             if note := renew_certificate(self.keys, [self.host]):
                 echo(note)
             started = time.monotonic()
             with stop_on_exit([]) as programs:
                 command = [*self.superlink_command(), *options]
-                programs.append(program := Program("the SuperLink", command, None, self.environment))
+                programs.append(program := Program("the SuperLink", command, self.log, self.environment))
                 with contextlib.nullcontext() if first else contextlib.suppress(InvalidState):  # later it tries again
                     wait_for_port(self.port, program)
                     echo(f"The server listens on {self.listen}:{self.port} as {self.host}, TLS, only enrolled devices.")
+                    echo(f"What Flower prints is in {self.log}.")
                 first = False
                 while program.wait(3600.0) is None:
                     pass
@@ -233,15 +255,26 @@ class ServerFolder(FleetFolder):
         except (OSError, ValueError, KeyError, TypeError):
             return []  # not there yet, or being written
 
+    def qualities(self) -> dict[int, dict[str, float]]:
+        """The evaluated rounds of the run: quality of the server's model and of each size's, by name."""
+        found: dict[int, dict[str, float]] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), (self.run / "metrics.csv").open() as file:
+            for row in csv.DictReader(file):
+                values = {name: float(text) for name, text in row.items() if name not in COSTS and text}
+                found |= {int(row["round"]): values} if "server" in values else {}
+        return found
+
     def status(self) -> dict[str, Any]:
         """The server's status from its folder and, where it is running, from itself."""
         done = self.completed_rounds()
         run: dict[str, Any] = {"rounds": done[-1][0] if done else 0, "result": (self.run / "result.json").exists()}
+        evaluated = self.qualities()
+        run["quality_by_size"] = evaluated[max(evaluated)] if evaluated else {}
         with contextlib.suppress(OSError, ValueError, KeyError):
             result = json.loads((self.run / "result.json").read_text())
-            run |= {key: result[key] for key in ("metric", "quality") if key in result}
+            run |= {"metric": result["metric"], "quality": result["server"]["quality"]}
         status = {"server": f"{self.host}:{self.port}", "items": self.items, "running": True, "run": run}
-        status["privacy"] = self.privacy_notes()
+        status["privacy"] = self.cached_privacy_notes()
         try:
             return status | self.request("nodes") | self.request("runs")
         except InvalidState as error:
