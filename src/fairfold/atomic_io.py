@@ -14,6 +14,7 @@ CHUNK_BYTES = 8 << 20
 """Bytes written at a time."""
 
 TEMPORARY = ".tmp"
+SHARE_OF_MEMORY = 4  # what takes more than a quarter of the machine's memory goes to disk
 NEW_FILE = os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """Flags that open a file only where there is none, and no link: another account may write to the same folder."""
 
@@ -94,6 +95,24 @@ def write_errors(path: Path, needed: int | None = None) -> Iterator[None]:
         raise
     except OSError as error:
         raise cannot_write(path, error, needed) from error
+
+
+def reserve(path: Path, size: int) -> None:
+    """Create a file with all its blocks allocated: with holes, writes to a mapping would crash on a full disk."""
+    with os.fdopen(os.open(path, os.O_RDWR | NEW_FILE, 0o600), "w+b") as file:
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+
+
+def is_large(size: int) -> bool:
+    """Whether so many bytes are better kept in a file: more than a quarter of the machine's memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # a system without these figures
+        return False
+    return size * SHARE_OF_MEMORY > memory
 
 
 def remove(path: Path) -> None:

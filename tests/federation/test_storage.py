@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairfold import atomic_io
 from fairfold.errors import CannotWrite
-from fairfold.federation import architecture
 from fairfold.federation.architecture import Storage
 from fairfold.runs.train import run
 from tests.support.runs import GRADIENT, assert_same_end, small
@@ -79,7 +79,7 @@ def test_large_tables_go_to_disk_by_themselves(tmp_path: Path, monkeypatch: pyte
         asked.append(path)
         path.write_bytes(bytes(size))
 
-    monkeypatch.setattr(architecture, "_reserve", reserve)
+    monkeypatch.setattr(atomic_io, "reserve", reserve)
     chosen.empty("small", (10, 2), torch.float32)
     assert not asked
     monkeypatch.setattr(os, "sysconf", lambda _: 8)  # a machine of 64 bytes

@@ -33,3 +33,18 @@ def test_a_recipe_ends_with_the_simulation_s_model(recipe: str, privacy: dict[st
     assert nodes.strategy.progress.rejections.counts == {}
     assert found.round_number == 3
     assert_same(found.full, expected.full, 1e-3 if recipe == "paper" else 1e-4)  # Adam divides by tiny gradients
+
+
+@pytest.mark.parametrize("privacy", [{}, SECURE], ids=["plain", "secure"])
+def test_a_server_with_its_tables_on_disk_is_the_simulation_in_memory(privacy: dict[str, Any], tmp_path: Path) -> None:
+    changes = CHANGES | {
+        "fleet.capacities": "2x-8x", "algorithm.aggregation": "delta", "algorithm.local_optimizer": "sgd",
+        "algorithm.local_lr": 0.5, "algorithm.server_optimizer": "momentum", "algorithm.server_lr": 0.5,
+    }  # fmt: skip
+    data = tiny_data(1, USERS, ITEMS)
+    expected, _, _ = simulated(data, load_settings(None, changes, "authors"), batched)
+    settings = load_settings(None, changes | privacy | {"run.table_storage": "disk"}, "authors")
+    nodes = in_process(data, settings, NODES, tmp_path, max_users=USERS // NODES, folder=tmp_path / "run")
+    found = nodes.run()
+    assert (tmp_path / "run" / "table-1.blocks").stat().st_size == 4 * len(expected.full["item_product.weight"])
+    assert_same({name: vector.clone() for name, vector in found.full.items()}, expected.full, 1e-4)

@@ -20,6 +20,8 @@ from fairfold.runs.train import CheckpointSchedule, run
 from tests.support.runs import GRADIENT, RANKED, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
 from tests.support.settings import make_settings
 
+ON_DISK = GRADIENT | {"aggregation": "delta", "server_optimizer": "sgd", "server_lr": 1.0, "table_storage": "disk"}
+
 
 @pytest.mark.parametrize(
     "changes",
@@ -35,6 +37,8 @@ from tests.support.settings import make_settings
         {"algorithm": "central", "local_optimizer": "adam", "local_lr": 0.01, "batch_size": 4},
         {"algorithm": "central", "local_optimizer": "adagrad", "user_storage": "disk"},
         GRADIENT | {"user_storage": "disk", "model": "neumf"},
+        ON_DISK,
+        ON_DISK | {"capacities": "4x-16x", "server_optimizer": "adam", "faults": {"drop": 0.2}},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
         GRADIENT | {"objective": "squared", "item_bias": True, "aggregation": "delta"},

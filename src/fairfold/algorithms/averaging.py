@@ -13,6 +13,7 @@ from fairfold.federation.algorithm import Algorithm, WeighsUsers
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import Aggregate, State
 from fairfold.subspace.projection import Hashed, SizeSum, sums_of
+from fairfold.subspace.stored_table import StoredTable
 from fairfold.typing import Weights
 
 MOMENTUM, SECOND, EPSILON = 0.9, 0.999, 1e-8  # decay of the moments of the server's optimizers, and ε
@@ -75,6 +76,10 @@ class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
         cohort = plan.settings.fleet.clients_per_round if self.step_per == "client" else None
         step = self.server_lr * (cohort or 1)
         for name, of in parts.items():
+            table = full[name]
+            if isinstance(table, StoredTable):
+                self._step_on_disk(table, name, of, step, algorithm_state, next_round)
+                continue
             if self.server_optimizer == "sgd" and all(isinstance(part.projection, Hashed) for part in of):
                 add_mean(full[name], of, step)  # into the model itself: no second vector of its size
                 continue
@@ -82,12 +87,31 @@ class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
             if self.server_optimizer == "sgd":
                 full[name] = change.mul_(step).add_(full[name])
                 continue
-            before = {moment: kept[name] for moment, kept in algorithm_state.items() if name in kept}
-            direction, after = direction_of(self.server_optimizer, change, before, next_round)
+            direction = self._direction(name, change, algorithm_state, next_round)
             full[name] = full[name].add(direction, alpha=step)
-            for moment, tensor in after.items():
-                algorithm_state.setdefault(moment, {})[name] = tensor
         return State(full, next_round, algorithm_state)
+
+    def _direction(self, name: str, change: Tensor, algorithm_state: dict[str, Weights], next_round: int) -> Tensor:
+        before = {moment: kept[name] for moment, kept in algorithm_state.items() if name in kept}
+        direction, after = direction_of(self.server_optimizer, change, before, next_round)
+        for moment, tensor in after.items():
+            algorithm_state.setdefault(moment, {})[name] = tensor
+        return direction
+
+    def _step_on_disk(
+        self,
+        table: StoredTable,
+        name: str,
+        parts: Sequence[SizeSum],
+        step: float,
+        algorithm_state: dict[str, Weights],
+        next_round: int,
+    ) -> None:
+        """Step in the largest compact subspace: all coordinates of a slot change alike, and so do their moments."""
+        change = table.mean_change(parts)
+        if self.server_optimizer != "sgd" and change.compact is not None:
+            change = change._replace(compact=self._direction(name, change.compact, algorithm_state, next_round))
+        table.take_step(change, step)
 
 
 def size_sums(aggregate: Aggregate) -> dict[str, list[SizeSum]]:

@@ -16,10 +16,17 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fairfold.algorithms.averaging import AveragingAlgorithm
-from fairfold.federation.algorithm import Algorithm, Centralized, FoldsIn, PredictsRatings, SettingsRules, TrainsImages
+from fairfold.federation.algorithm import (
+    Algorithm,
+    Centralized,
+    FoldsIn,
+    PredictsRatings,
+    SettingsRules,
+    TrainsImages,
+)
 from fairfold.federation.architecture import Architecture
 from fairfold.federation.clients import Client, Clients
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, StoresTables
 from fairfold.federation.randomness import Purpose, generator
 from fairfold.federation.training import LocalOptimizer, LocalSgd, RankingSgd
 from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
@@ -27,7 +34,7 @@ from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import predictor, scorer
-from fairfold.subspace.projection import Projection, whole
+from fairfold.subspace.projection import Hashed, Projection, whole
 from fairfold.typing import Weights
 
 FOLD_IN_EPOCHS, FOLD_IN_LR = 60, 0.05  # of Adam, for the vectors of a new user
@@ -137,7 +144,7 @@ class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings
         return vectors
 
 
-class Gradient(GradientAlgorithm, RecommenderAlgorithm):
+class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables):
     """Recommenders trained by gradient steps.
 
     Attributes:
@@ -155,6 +162,30 @@ class Gradient(GradientAlgorithm, RecommenderAlgorithm):
     ) -> Architecture:
         upload = self.user_vectors == "uploaded"
         return Architecture(settings, public.num_items, public.num_users, upload_user_vectors=upload)
+
+    def problem(self, plan: Plan) -> tuple[str, str] | None:
+        settings = plan.settings
+        sizes = [size.projections or {} for size in plan.assignments(0)]
+        held = [one for size in sizes for one in size.values()]
+        tables = [one for size in sizes for name, one in size.items() if name in plan.architecture.tables]
+        whole = any(isinstance(one, Hashed) and one.subspace.is_full for one in tables)
+        needed = [
+            (self.aggregation != "delta", f"algorithm.aggregation={self.aggregation!r}", "'delta': added changes"),
+            (settings.subspace.rehashes, "subspace.rehash=true", "one hash for the whole run"),
+            (
+                settings.subspace.per_client or not all(type(one) is Hashed for one in held),
+                f"method={settings.subspace.method!r}", "subspaces: fair, fair_hom, full_trn or fedavg",
+            ),
+            (
+                whole and self.server_optimizer != "sgd",
+                f"algorithm.server_optimizer={self.server_optimizer!r} and devices that hold the whole table",
+                "'sgd': the moments of others move rows that nobody touched",
+            ),
+            (self.prox > 0, f"algorithm.prox={self.prox:g}", "prox=0: FedProx counts all coordinates"),
+            (not settings.fleet.asynchronous.is_synchronous, "fleet.asynchronous", "synchronous rounds"),
+            (settings.run.backend != "batched", f"run.backend={settings.run.backend!r}", "'batched'"),
+        ]  # fmt: skip
+        return next(((given, wanted) for found, given, wanted in needed if found), None)
 
     def incompatibility(self, settings: Any) -> str | None:
         if settings.model.is_custom and settings.subspace.method == "heterofl":

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from fairfold.algorithms.gradient import GradientAlgorithm
 from fairfold.backends import active_set, images
@@ -28,6 +29,7 @@ from fairfold.kernels import gpu
 from fairfold.kernels.native import loader
 from fairfold.subspace.blocks import LowRank
 from fairfold.subspace.projection import Coordinatewise
+from fairfold.subspace.stored_table import StoredTable
 
 CLIENTS_AT_ONCE = 16
 """Clients trained together: enough to hide the cost of a call; memory does not grow with the cohort."""
@@ -40,7 +42,8 @@ def supports_gpu(plan: Plan) -> bool:
     algorithm = plan.algorithm
     batched_steps = supports_batched_training(plan) and isinstance(algorithm, GradientAlgorithm) and not algorithm.prox
     synchronous = plan.settings.fleet.asynchronous.is_synchronous  # else updates of a round start from different models
-    return batched_steps and synchronous and plan.settings.run.backend == "batched"
+    run = plan.settings.run
+    return batched_steps and synchronous and run.backend == "batched" and run.table_storage == "memory"
 
 
 def choose_device(plan: Plan) -> torch.device:
@@ -156,8 +159,12 @@ def _client_update(clients: Clients, algorithm: GradientAlgorithm, trained: Acti
     weight = algorithm.weight(clients.num_samples(trained.client))
     change, sums = trained.values - trained.start, {}
     for name, vector in trained.task.vectors.items():
+        moved = change[trained.sections[name]]
+        if isinstance(vector, StoredTable):
+            sums[name] = vector.sparse(trained.slots[name], moved * weight)
+            continue
         start = vector if algorithm.sends_weights else torch.zeros_like(vector)
-        sums[name] = start.index_add(0, trained.slots[name], change[trained.sections[name]]) * weight
+        sums[name] = start.index_add(0, trained.slots[name], moved) * weight
     own = {name: trained.values[trained.sections[name]] for name in clients.local_state}
     return ClientUpdate(trained.task, [trained.client], Update(sums, weight), own)
 
@@ -168,6 +175,7 @@ class _SizeSums:
     def __init__(self, clients: Clients, algorithm: GradientAlgorithm) -> None:
         self._clients, self._algorithm = clients, algorithm
         self._sums: dict[int, tuple[ClientTask, Update, list[int]]] = {}
+        self._touched: dict[int, dict[str, tuple[list[Tensor], list[Tensor]]]] = {}  # of tables on disk: sparse sums
 
     def add(self, trained: ActiveSet) -> bool:
         """Add one trained client; False if its update is not valid, or not additive in its compact space."""
@@ -183,10 +191,17 @@ class _SizeSums:
                     return False
         weight = self._algorithm.weight(self._clients.num_samples(trained.client))
         if id(task) not in self._sums:
-            empty = {name: torch.zeros_like(vector) for name, vector in task.vectors.items()}
+            on_disk = {name: vector for name, vector in task.vectors.items() if isinstance(vector, StoredTable)}
+            empty = {name: torch.zeros_like(vector) for name, vector in task.vectors.items() if name not in on_disk}
             self._sums[id(task)] = (task, Update(empty, 0.0), [])
+            self._touched[id(task)] = {name: ([], []) for name in on_disk}
         _, update, client_ids = self._sums[id(task)]
+        touched = self._touched[id(task)]
         for name, vector in changes.items():
+            if name in touched:
+                touched[name][0].append(trained.slots[name])
+                touched[name][1].append(vector * weight)
+                continue
             update.sums[name].index_add_(0, trained.slots[name], vector, alpha=weight)
         client_ids.append(trained.client)
         self._sums[id(task)] = (task, Update(update.sums, update.weight + weight), client_ids)
@@ -195,6 +210,10 @@ class _SizeSums:
     def client_updates(self) -> Updates:
         """One update per size; the local state of its clients is stored already."""
         for task, update, client_ids in self._sums.values():
+            for name, (slots, values) in self._touched[id(task)].items():
+                table = task.vectors[name]
+                assert isinstance(table, StoredTable)
+                update.sums[name] = table.sparse(torch.cat(slots), torch.cat(values))
             if self._algorithm.sends_weights:
                 for name, total in update.sums.items():
                     total.add_(task.vectors[name], alpha=update.weight)

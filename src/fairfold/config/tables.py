@@ -271,6 +271,8 @@ class RunSettings(FrozenSettings):
             can use it.
         user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
             folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
+        table_storage: Where the server keeps item tables: in ``"memory"``, or on ``"disk"``, where a round costs what
+            its clients hold and touch (gradient steps and the delta rule, docs/runs.md).
         log_format: The form of ``run.log``: ``"text"``, or ``"json"``, an object per line, for programs that collect
             logs.
     """
@@ -285,4 +287,5 @@ class RunSettings(FrozenSettings):
     backend: Literal["sequential", "batched"] = "batched"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
+    table_storage: Literal["memory", "disk"] = "memory"
     log_format: Literal["text", "json"] = "text"

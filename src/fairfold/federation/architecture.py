@@ -5,11 +5,11 @@ each: they are not sent, which alone does not keep them secret (docs/privacy.md)
 On one machine that simulates all clients, users' tables may lie in memory-mapped files.
 """
 
-import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from fairfold.atomic_io import NEW_FILE, temporary_path
+from fairfold import atomic_io
 from fairfold.errors import CannotWrite, InvalidSettings
 from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.plugins import registered
@@ -28,30 +28,29 @@ from fairfold.kernels.training import ModelForm
 from fairfold.methods import Fair, Tensors
 from fairfold.models import MF, MLP, LeNet, NeuMF, NeuMFMLP, Recommender
 from fairfold.models.recommender import load_recommender, shapes_only
+from fairfold.subspace.table_file import TableFile
 from fairfold.typing import Shapes, Weights
 
 if TYPE_CHECKING:
     from fairfold.config import Settings
 
 
-SHARE_OF_MEMORY = 4  # under ``"auto"`` tables of more than a quarter of the machine's memory go to disk
-
-
 @dataclass(frozen=True)
 class Storage:
-    """Allocates users' tables in memory, in files of a folder, or by their size."""
+    """Allocates users' tables, and the server's, in memory, in files of a folder, or by their size."""
 
     folder: Path | None = None
     choice: Literal["auto", "memory", "disk"] = "auto"
+    files: dict[int, TableFile] = field(default_factory=dict)  # of the server's tables on disk, by their address
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate a table, not yet filled."""
+        """Allocate a table of users, not yet filled."""
         size = prod(shape) * dtype.itemsize
-        if self.folder is None or self.choice == "memory" or (self.choice == "auto" and not _is_large(size)):
+        if self.folder is None or self.choice == "memory" or (self.choice == "auto" and not atomic_io.is_large(size)):
             return torch.empty(shape, dtype=dtype)
-        path = temporary_path(self.folder / name)
+        path = atomic_io.temporary_path(self.folder / name)
         try:
-            _reserve(path, size)
+            atomic_io.reserve(path, size)
             table = torch.from_file(str(path), shared=True, size=prod(shape), dtype=dtype).view(shape)
             if sys.platform != "win32":
                 path.unlink()  # the file lives as long as it is mapped: a killed process leaves nothing behind
@@ -61,39 +60,40 @@ class Storage:
             raise CannotWrite(f"{path}: {reason}", f"{size:,} bytes for the users' vectors", remedy) from error
         return table
 
-
-def _reserve(path: Path, size: int) -> None:
-    """Create a file with all its blocks allocated: with holes, writes to the mapping would crash on a full disk."""
-    with os.fdopen(os.open(path, os.O_RDWR | NEW_FILE, 0o600), "w+b") as file:
-        if hasattr(os, "posix_fallocate") and size:
-            os.posix_fallocate(file.fileno(), 0, size)
-        else:
-            file.truncate(size)
-
-
-def _is_large(size: int) -> bool:
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # a system without these figures
-        return False
-    return size * SHARE_OF_MEMORY > memory
+    def stored(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate a table of the server on disk; in a temporary file where there is no folder."""
+        path = (self.folder or Path(tempfile.gettempdir())) / f"table-{len(self.files) + 1}.blocks"
+        path = atomic_io.temporary_path(path) if self.folder is None else path
+        file = TableFile.create(path, prod(shape), dtype, temporary=self.folder is None)
+        self.files[file.values.data_ptr()] = file
+        return file.values.view(shape)
 
 
 class AllocateTablesIn(TorchFunctionMode):
-    """Context in which ``torch.empty`` allocates tables of a number of rows in a storage."""
+    """Context in which ``torch.empty`` allocates tables in a storage: of users, and of items where they go to disk."""
 
-    def __init__(self, storage: Storage, rows: int) -> None:
+    def __init__(self, storage: Storage, users: int, items: int | None) -> None:
         super().__init__()
-        self._storage, self._rows = storage, rows
+        self._storage, self._users, self._items = storage, users, items
         self._num_tables = 0
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...] = (), options: Any = None
     ) -> Any:
-        shape = arguments[0] if arguments else None
-        if function is torch.empty and isinstance(shape, tuple) and len(shape) == 2 and shape[0] == self._rows:
-            self._num_tables += 1
-            return self._storage.empty(f"table-{self._num_tables}", shape, torch.get_default_dtype())
+        first = arguments[0] if arguments else None
+        if function is torch.empty and isinstance(first, tuple) and len(first) == 2:
+            if first[0] == self._users:
+                self._num_tables += 1
+                return self._storage.empty(f"table-{self._num_tables}", first, torch.get_default_dtype())
+            if first[0] == self._items:
+                return self._storage.stored(first, torch.get_default_dtype())
+        given = dict(options or {})
+        table = given.pop("tensor", None)  # the name by which torch hands it to a mode
+        file = self._storage.files.get(table.data_ptr()) if isinstance(table, Tensor) else None
+        if function is nn.init.normal_ and file is not None:
+            for _, block in file.blocks():  # the same numbers, few pages at a time
+                nn.init.normal_(block, **given)
+            return table
         return function(*arguments, **(options or {}))
 
 
@@ -152,15 +152,19 @@ class Architecture:
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
         """Random tensors before training: the server's, flat, and users' tables in ``storage``."""
         seed = int(torch.randint(2**62, (), generator=generator))
-        placed = nullcontext() if storage is None else AllocateTablesIn(storage, self.users)
+        on_disk = storage is not None and self._settings.run.table_storage == "disk"
+        same = self.items == self.users  # then only their names distinguish tables, once they are made
+        items = self.items if on_disk and not same else None
+        placed = nullcontext() if storage is None else AllocateTablesIn(storage, self.users, items)
         with torch.random.fork_rng(devices=[]), placed:
             torch.manual_seed(seed)
             model = self._make()
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
-        # With as many items as users, item tables were allocated in the storage as well: copy them to memory.
-        copied = storage is not None and self.items == self.users
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
-        shared = {name: tensor.clone() for name, tensor in shared.items()} if copied else shared
+        if storage is not None and same:
+            shared = {name: tensor.clone() for name, tensor in shared.items()}
+            for name in self.tables if on_disk else ():
+                shared[name] = storage.stored(self.tables[name], shared[name].dtype).view(-1).copy_(shared[name])
         return shared, {} if self.user_tables else {name: everything[name] for name in self.user_vectors}
 
     @property

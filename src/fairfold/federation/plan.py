@@ -4,15 +4,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fairfold.errors import InvalidSettings
-from fairfold.federation.algorithm import COUNTS, Algorithm, RemembersUpdates, TrainsImages
+from fairfold.federation.algorithm import COUNTS, Algorithm, Capability, RemembersUpdates, TrainsImages
 from fairfold.federation.architecture import Architecture, ImageShape, Storage
 from fairfold.federation.randomness import Purpose, generator, hash_seed
 from fairfold.federation.updates import ClientTask, PublicStatistics, State, reduce_per_size
 from fairfold.methods import Fair, Method
 from fairfold.subspace import Capacity, parse_scheme
 from fairfold.subspace.projection import Assignment, Hashed, Projection
+from fairfold.subspace.stored_table import StoredTable
 from fairfold.typing import Weights
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class Plan:
         architecture = settings.algorithm.architecture(settings, public, image_shape)
         plan = cls(settings, public, architecture, parse_scheme(settings.fleet.capacities))
         plan.assignments(0)
+        if settings.run.table_storage == "disk" and (problem := StoresTables.of(plan.algorithm).problem(plan)):
+            remedy = "Change that (docs/runs.md), or leave tables in memory: --set run.table_storage=memory."
+            raise InvalidSettings(f"run.table_storage='disk' with {problem[0]}", problem[1], remedy)
         return plan
 
     @classmethod
@@ -81,6 +86,14 @@ class Plan:
         (vectors,) = reduce_per_size(state.full, [held])
         return ClientTask(state.round_number, size, held.projections or {}, vectors or {})
 
+    def _stored(self, name: str, vector: Tensor, storage: Storage) -> Tensor:
+        """The vector as the server keeps it: in memory, or on disk where its storage has put it there."""
+        file = storage.files.get(vector.data_ptr())
+        if file is None:
+            return vector
+        held = [one.projections[name] for one in self.assignments(0) if one.projections is not None]
+        return StoredTable.of(file, [one.subspace for one in held if isinstance(one, Hashed)])
+
     def _assign(self, seed: int, round_number: int) -> list[Assignment]:
         counts = self.public.statistics.get(COUNTS)
         return self.method.assign(self.architecture.tensors, self.capacities, seed, counts, round_number)
@@ -108,7 +121,9 @@ class Plan:
 
     def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
         """The server's state, and the clients' local state (allocated in ``storage``), before training."""
+        storage = storage or Storage()
         full, local_state = self.architecture.initial(generator(self.settings, Purpose.MODEL), storage)
+        full = {name: self._stored(name, vector, storage) for name, vector in full.items()}
         if isinstance(self.algorithm, RemembersUpdates):
             self.algorithm.init_local_state(local_state)
         in_subspace = isinstance(self.method, Fair) and self.method.start == "subspace"
@@ -126,3 +141,12 @@ def _moved_into(smallest: Assignment, full: Weights) -> Weights:
             counts = projection.counts(torch.arange(projection.size)).clamp(min=1)
             moved[name] = projection.recover(projection.reduce(full[name]) * counts.to(full[name].dtype).sqrt())
     return moved
+
+
+class StoresTables(Capability):
+    """Trains tables that the server keeps on disk, at the cost of what a round's clients hold and touch."""
+
+    def problem(self, plan: Plan) -> tuple[str, str] | None:
+        """What of a plan needs whole tables in a round, and what does not; None where nothing does."""
+        given = f"algorithm.kind={plan.settings.algorithm.kind!r}, which reads the whole table in every round"
+        return given, "algorithm.kind='gradient'"

@@ -4,13 +4,14 @@
 statistics and sums of updates, nothing else of its clients; so sums can be taken in any order, grouping and place.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fairfold.subspace.projection import Assignment, Projection
+from fairfold.subspace.stored_table import StoredTable
 from fairfold.typing import FLOAT_BYTES, Weights
 
 
@@ -52,9 +53,10 @@ class Update:
         sums = {name: _plus(vector, other.sums[name]) for name, vector in self.sums.items()}
         return Update(sums, self.weight + other.weight)
 
-    def dense(self) -> "Update":
-        """Copy with dense vectors in the place of sparse ones."""
-        return Update({name: vector.to_dense() for name, vector in self.sums.items()}, self.weight)
+    def dense(self, besides: Container[str] = ()) -> "Update":
+        """Copy with dense vectors in the place of sparse ones, but for some."""
+        sums = {name: vector if name in besides else vector.to_dense() for name, vector in self.sums.items()}
+        return Update(sums, self.weight)
 
     @property
     def bytes_up(self) -> int:
@@ -103,7 +105,8 @@ class Aggregate:
             for name, vector in update.sums.items()
         }
         if key not in self._sums:
-            self._sums[key] = task, Update(additive, update.weight).dense()
+            on_disk = [name for name, sent in task.vectors.items() if isinstance(sent, StoredTable)]
+            self._sums[key] = task, Update(additive, update.weight).dense(on_disk)
             return
         task, total = self._sums[key]
         if key in self._owned:
@@ -175,7 +178,12 @@ def reduce_per_size(full: Weights, assignments: list[Assignment]) -> list[Weight
     reduced: dict[tuple[str, Projection], Tensor] = {}
     for name, vector in full.items():
         distinct = list(dict.fromkeys(held[name] for held in sizes if held is not None))
-        vectors = type(distinct[0]).reduce_each(vector, distinct) if distinct else []
+        if not distinct:
+            continue
+        if isinstance(vector, StoredTable):
+            vectors = vector.reduce_each(distinct)
+        else:
+            vectors = type(distinct[0]).reduce_each(vector, distinct)
         reduced |= {(name, held): compact for held, compact in zip(distinct, vectors, strict=True)}
     return [None if held is None else {name: reduced[name, held[name]] for name in full} for held in sizes]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairfold.federation.algorithm import Tunable
-from fairfold.federation.architecture import ImageShape
+from fairfold.federation.architecture import ImageShape, Storage
 from fairfold.federation.evaluation import GroupReport, Result, RoundReport
 from fairfold.federation.noise import privacy_notes, privacy_report
 from fairfold.federation.plan import Plan
@@ -109,6 +109,7 @@ class RunRecorder:
         self.restored: Progress | None = None  # of a run that is resumed
         self.known_events: list[events.Event] = []
         self._folder: RunFolder | None = None
+        self.storage = None if folder is None else Storage(Path(folder))  # of tables on disk
         tables = {name: list(shape) for name, shape in plan.architecture.shapes.items()}
         self._facts: dict[str, Any] = {"name": "devices", "items": plan.public.num_items, "tensors": tables}
         self._started = time.monotonic()  # as if the seconds before the run was resumed had just passed
@@ -121,7 +122,7 @@ class RunRecorder:
         self._folder = RunFolder.create(plan.settings, path, resume=resume)
 
     def _restore(self, path: Path, image_shape: ImageShape | None) -> None:
-        saved = checkpoint.load_newest(path / "checkpoints", log.warning)
+        saved = checkpoint.load_newest(path / "checkpoints", log.warning, storage=self.storage)
         checkpoint.require_same_settings(saved, self.plan.settings, path)
         checkpoint.require_same_data(saved, self._facts, path)
         plan = plan_from_state(self.plan.settings, self.plan.public.num_items, saved.progress.state, image_shape)

@@ -126,7 +126,7 @@ class FairStrategy(Strategy):
         self.plan = Plan.of(self.settings, public, self.image_shape)
         self.nodes.set_plan(self.plan)
         if not self.progress.state.full:
-            self.progress.state = self.network_state.save_in(self.plan.initial()[0])
+            self.progress.state = self.network_state.save_in(self.plan.initial(self._recorder.storage)[0])
         self._recorder.set_plan(self.plan, self.progress)
 
     def start(

@@ -41,7 +41,7 @@ def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
             if 0 < largest < math.inf:  # NaN and infinity are left for the receiver to refuse
                 scale = 2.0 ** min(max(math.frexp(largest)[1] - _HALF_EXPONENT, -126), 127)
             vector = (vector / scale).to(torch.float16)
-        arrays[name] = Array(vector.detach().contiguous().numpy())
+        arrays[name] = Array(vector.detach().view(-1).contiguous().numpy())
         scales.append(scale)
     return ArrayRecord(arrays), scales
 

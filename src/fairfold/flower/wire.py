@@ -31,7 +31,8 @@ from fairfold.subspace.projection import Projection, describe_projection, make_p
 
 SERVER_TABLES = ("data", "fleet")  # settings that are not sent to clients
 SERVER_RUN_KEYS = (
-    "rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage", "log_format",
+    "rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage", "table_storage",
+    "log_format",
 )  # fmt: skip
 # A task is refused beyond so many numbers per user, numbers in layers, and samples (with negatives) per user and round.
 MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24

@@ -26,9 +26,11 @@ from fairfold.federation.randomness import Rejections
 from fairfold.federation.simulation import Progress
 from fairfold.federation.updates import State
 from fairfold.runs.tensors import open_tensors, write_tensors
+from fairfold.subspace.stored_table import StoredTable
 from fairfold.typing import Shapes
 
 Echo = Callable[[str], None]  # takes messages for the user
+STORED = "stored"  # what checkpoints have of tables on disk
 FORMAT = 7  # version of checkpoints and run folders; raised whenever their content changes its meaning
 NUM_CHECKPOINTS = 2  # checkpoints that stay in a folder
 BLOCK_ROWS = 65_536  # rows of local state that are read at a time
@@ -55,7 +57,12 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
     number = progress.state.round_number
     stem = _stem(number)
-    named = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
+    full, on_disk = progress.state.full, _on_disk(progress.state)
+    named = {f"full/{name}": tensor for name, tensor in full.items() if name not in on_disk}
+    stored: dict[str, Any] = {}
+    for name, table in on_disk.items():
+        named |= {f"{STORED}/{name}/{part}": tensor for part, tensor in table.kept.items()}
+        stored[name] = table.checkpoint(number)
     for group, state in progress.state.algorithm_state.items():
         named |= {f"algorithm_state/{group}/{name}": tensor for name, tensor in state.items()}
     named |= {f"local_state/{name}": tensor for name, tensor in progress.local_state.items()}
@@ -69,6 +76,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
         "settings": settings.plain(),
         "data": data,
         "tensors": described | {"names": list(tensors)},  # in this order: readers of the file sort them
+        STORED: stored,
         "rejections": dict(progress.rejections.counts),
         "seconds": seconds,
         "history": [asdict(report) for report in progress.history],
@@ -76,6 +84,9 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     text = with_checksum(content)
     atomic_io.write_atomically(folder / f"{stem}.json", text)
     _remove_old(folder, number)
+    oldest = min(int(path.stem.partition("-")[2]) for path in manifests(folder))
+    for table in on_disk.values():
+        table.file.forget(oldest)
     return int(described["bytes"]) + len(text)
 
 
@@ -150,11 +161,20 @@ def require_same_shapes(checkpoint: Checkpoint, wanted: Shapes, where: Path) -> 
         raise InvalidCheckpoint(f"{where} is of another model: {sizes}", "the same tensors", "Train again.")
 
 
-def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:
+def _on_disk(state: State) -> dict[str, StoredTable]:
+    """Tables whose blocks stay where they are: checkpoints hold what leads back to them."""
+    tables = {name: table for name, table in state.full.items() if isinstance(table, StoredTable)}
+    return {name: table for name, table in tables.items() if table.file.path is not None}
+
+
+def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any], stored: dict[str, StoredTable]) -> Progress:
     full, local_state = dict[str, Tensor](), dict[str, Tensor]()
     algorithm_state = dict[str, dict[str, Tensor]]()
+    full |= stored
     for key, tensor in tensors.items():
         kind, name = key.split("/", 1)
+        if kind == STORED:
+            continue
         if kind == "full":
             full[name] = tensor
         elif kind == "local_state":
@@ -187,7 +207,13 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
             name: _local(opened, name, storage) if name.startswith("local_state/") else opened.get_tensor(name).clone()
             for name in described["names"]
         }
-    progress = _progress(tensors, manifest)
+    stored = dict[str, StoredTable]()
+    for name, facts in manifest.get(STORED, {}).items():  # as they were: what later rounds changed is taken back
+        prefix, number = f"{STORED}/{name}/", manifest["round"]
+        kept = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        folder, resumes = path.parent.parent, storage.folder is not None
+        stored[name] = StoredTable.at_checkpoint(folder, facts, kept, number, resumes=resumes)
+    progress = _progress(tensors, manifest, stored)
     return Checkpoint(progress, manifest["settings"], manifest["data"], manifest["versions"], manifest["seconds"])
 
 

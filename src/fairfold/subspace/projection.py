@@ -186,9 +186,7 @@ class Hashed(Coordinatewise):
         return torch.stack([sums.recover().mul_(sums.weight / weight) for sums in found]).sum(0)
 
     def description(self) -> dict[str, Any]:
-        space = self.subspace
-        facts = {"full_size": space.full_size, "size": space.size, "seed": space.seed, "mapping": space.mapping}
-        return facts | {"chunk": space.chunk, "head": 0 if space.is_full else space.head, "sign": space.sign}
+        return self.subspace.description()
 
     @classmethod
     def from_description(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,6 +100,11 @@ class Subspace:
         unusual = {"chunk": self.chunk > 1, "head": owns, "sign": not self.sign, "orthonormal": self.orthonormal}
         names = ["full_size", "size", "seed", "mapping", *(name for name, shown in unusual.items() if shown)]
         return f"Subspace({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def description(self) -> dict[str, Any]:
+        """Plain values that make it again, but for ``orthonormal``."""
+        facts = {"full_size": self.full_size, "size": self.size, "seed": self.seed, "mapping": self.mapping}
+        return facts | {"chunk": self.chunk, "head": 0 if self.is_full else self.head, "sign": self.sign}
 
     def slots(self, start: int, stop: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Slots (int64) and signs (int8) of the coordinates [start, stop)."""
