@@ -1,6 +1,7 @@
 """Pages as a real browser shows them: Chromium without a window, spoken to over a pipe.
 
-It comes from a system's packages (``apt-get install chromium``). It may fetch nothing from a network.
+It comes from a system's packages (``apt-get install chromium``). It may fetch nothing from a network but, where a test
+says so, from this machine.
 """
 
 import base64
@@ -10,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,25 +22,41 @@ DESKTOP, PHONE = (1280, 900), (390, 844)
 """Width and height in pixels of CSS."""
 
 
+class Pipe:
+    """The orders to a browser and its answers, which all tabs share."""
+
+    def __init__(self, orders: BinaryIO, answers: BinaryIO) -> None:
+        self.orders, self.answers = orders, answers
+        self.numbers, self.left = itertools.count(1), b""
+
+
 class Browser:
     """One tab."""
 
-    def __init__(self, orders: BinaryIO, answers: BinaryIO) -> None:
-        self._orders, self._answers = orders, answers
-        self._numbers, self._left, self._session = itertools.count(1), b"", ""
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe, self._session = pipe, ""
         self.asked_for: list[str] = []
         """Addresses that pages asked for since the last one was opened."""
-        target = self.do("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.target = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.do("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         self.do("Network.enable")
         self.do("Page.enable")
 
+    def another(self) -> "Browser":
+        """Another tab of the same browser."""
+        return Browser(self._pipe)
+
+    def close(self) -> None:
+        """Close the tab, as a person does."""
+        self.do("Target.closeTarget", targetId=self.target)
+
     def do(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Give an order, and wait for its answer."""
-        number = next(self._numbers)
+        number = next(self._pipe.numbers)
         order = {"id": number, "method": method, "params": parameters}
-        self._orders.write(json.dumps(order | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
-        self._orders.flush()
+        addressed = order | ({"sessionId": self._session} if self._session else {})
+        self._pipe.orders.write(json.dumps(addressed).encode() + b"\0")
+        self._pipe.orders.flush()
         while (received := self._receive()).get("id") != number:
             pass
         assert "error" not in received, f"{method}: {received['error']}"
@@ -46,18 +64,19 @@ class Browser:
         return found
 
     def _receive(self) -> dict[str, Any]:
-        while b"\0" not in self._left:
-            more = os.read(self._answers.fileno(), 1 << 16)
+        pipe = self._pipe
+        while b"\0" not in pipe.left:
+            more = os.read(pipe.answers.fileno(), 1 << 16)
             assert more, "the browser is gone"
-            self._left += more
-        message, _, self._left = self._left.partition(b"\0")
+            pipe.left += more
+        message, _, pipe.left = pipe.left.partition(b"\0")
         received: dict[str, Any] = json.loads(message)
         if received.get("method") == "Network.requestWillBeSent":
             self.asked_for.append(received["params"]["request"]["url"])
         return received
 
-    def open(self, page: Path, size: tuple[int, int], *, dark: bool) -> None:
-        """Show a file, on a screen of this size, to somebody who likes it light or dark; wait until it is there."""
+    def open(self, page: Path | str, size: tuple[int, int], *, dark: bool) -> None:
+        """Show a file or an address, on a screen of this size, to somebody who likes it light or dark; wait for it."""
         self.asked_for.clear()
         self.do(
             "Emulation.setDeviceMetricsOverride",
@@ -65,7 +84,7 @@ class Browser:
         )  # fmt: skip
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.do("Emulation.setEmulatedMedia", features=scheme)
-        self.do("Page.navigate", url=page.resolve().as_uri())
+        self.do("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._receive().get("method") != "Page.loadEventFired":
             pass
 
@@ -74,6 +93,14 @@ class Browser:
         found = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait_for(self, script: str, seconds: float = 60.0) -> Any:
+        """Wait until an expression is true on the page; returns its value."""
+        deadline = time.monotonic() + seconds
+        while not (found := self.value(script)):
+            assert time.monotonic() < deadline, f"{script}; the page says {self.value('document.body.innerText')!r}"
+            time.sleep(0.2)
+        return found
 
     def picture(self, path: Path) -> None:
         """The whole page, as long as it is, as a PNG file."""
@@ -94,12 +121,13 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """A browser whose profile is in a folder; it ends with the block."""
+def browser(folder: Path, *, local: bool = False) -> Iterator[Browser]:
+    """A browser whose profile is in a folder; it ends with the block. It may reach this machine if ``local``."""
+    names = "MAP * ~NOTFOUND" + (", EXCLUDE localhost, EXCLUDE 127.0.0.1" if local else "")
     (orders, give), (receive, answers) = os.pipe(), os.pipe()
     words = [
         str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--hide-scrollbars", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}",
+        "--hide-scrollbars", "--no-first-run", f"--host-resolver-rules={names}", f"--user-data-dir={folder}",
         "--remote-debugging-pipe",
     ]  # fmt: skip
     process = subprocess.Popen(
@@ -110,7 +138,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     os.close(answers)
     try:
         with os.fdopen(give, "wb") as orders_to, os.fdopen(receive, "rb") as answers_of:
-            yield Browser(orders_to, answers_of)
+            yield Browser(Pipe(orders_to, answers_of))
     finally:
         process.terminate()
         process.wait(30)

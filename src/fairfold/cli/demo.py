@@ -1,8 +1,11 @@
-"""``fairfold demo``: four federations of different device sizes in one table and one plot."""
+"""``fairfold demo``: four federations of different device sizes in one table and one plot, or a fleet to be joined."""
 
 from __future__ import annotations
 
 import math
+import select
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,14 +37,24 @@ def demo(
     items: Annotated[int, typer.Option(min=80, help="Books of the synthetic data.")] = 4_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 30,
     picture: Annotated[Path, typer.Option(help="File for the picture (.svg or .png).")] = Path("why.svg"),
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Start a fleet on this machine instead, whose devices are browser tabs.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --fleet: the page's port; 0 for a free one.")] = 0,
 ) -> None:
     """Show why devices of every size should train together: four federations, one table, one picture.
 
     The readers and books are made up. A device of 1x holds the whole table of books, one of 16x holds a sixteenth.
+    With --fleet a server and two small devices start on this machine, and a link that makes three tabs of a browser
+    devices of 1x, 4x and 16x.
 
     Examples:
         fairfold demo --picture why.svg
+        fairfold demo --fleet
     """
+    if fleet:
+        demo_fleet(users, items, port)
+        return
     from fairfold.estimator import fit
     from fairfold.estimator.display import result_rows
 
@@ -71,6 +84,38 @@ def demo(
     for title in mix.recommend(USER, k=3, capacity="16x").titles:
         console.echo(f"  {title}")
     _plot(rows, mix.result.metric, popularity, picture, console)
+
+
+def demo_fleet(users: int, items: int, port: int) -> None:
+    """Run a fleet on this machine until interrupted; training begins with three tabs, or at a press of Enter."""
+    from fairfold.cli.options import resolve_settings
+    from fairfold.cli.qr import terminal_code
+    from fairfold.cli.server import require_flower
+
+    require_flower()
+    from fairfold.flower.fleet.demo_fleet import DemoFleet
+
+    console = Terminal()
+    data = {"data.name": "synthetic", "data.users": users, "data.items": items}
+    settings = resolve_settings(None, None, data | {"data.interactions_per_user": min(100, items // 4)}).settings
+
+    def on_link(link: str) -> None:
+        typer.echo(terminal_code(link))
+        typer.echo(f"\nOpen this link in three tabs of a browser on this machine, and join in each:\n\n  {link}\n")
+        console.echo("Training begins when three tabs have joined, or when you press Enter. Ctrl-C ends everything.")
+
+    def begins(tabs: int) -> bool:
+        pressed = sys.stdin.isatty() and bool(select.select([sys.stdin], [], [], 0)[0]) and bool(sys.stdin.readline())
+        return pressed or tabs >= len(local.tabs)
+
+    with tempfile.TemporaryDirectory(prefix="fairfold-demo-") as folder:
+        local, loaded = DemoFleet.of(settings, Path(folder))
+        local.prepare(loaded)
+        console.echo(f"{users:,} made-up readers, {items:,} books. A server and two small devices start.")
+        try:
+            local.show(port, console.echo, on_link, begins)
+        except KeyboardInterrupt:
+            console.echo("The server and its devices have ended; what they stored is deleted.")
 
 
 def _table(rows: Rows, metric: str, popularity: float) -> Table:

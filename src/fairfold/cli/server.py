@@ -53,6 +53,7 @@ def init(
     capacities: Annotated[
         str | None, typer.Option(help="Sizes of devices that are served. Default: 1x-4x-16x.")
     ] = None,
+    operator: Annotated[str, typer.Option(help="Who runs the fleet: people read it before they join.")] = "",
     recipe: Recipe = None,
     plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
     change: Change = None,
@@ -77,7 +78,8 @@ def init(
     resolved = resolve_settings(None, recipe, changes)
     settings = resolved.settings
     console.echo(resolved.source)
-    made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue, privacy=asked)
+    named: dict[str, Any] = {"items": items or 0, "catalogue": catalogue, "operator": operator}
+    made = ServerFolder.create(folder, settings, host, port=port, privacy=asked, **named)
     known = f"known as {host}:{port}; {folder}/settings.toml has its settings"
     console.echo(f"A server for {made.items:,} items in {folder}, {known}.")
     _print_privacy(console, settings if asked else None)

@@ -1,12 +1,13 @@
 """The routes that the gateway answers itself: enrolment of devices, and the status for the server's operator.
 
 A device fetches the authority's certificate; then, over a connection that it trusts by that, it sends its token and its
-public key. All else needs the secret of the server's folder.
+public key. What a person has to know before joining is there for everybody, all else needs the secret of the folder.
 """
 
 import json
 import logging
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,22 +18,24 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 
 from fairfold.flower.fleet.connection import API_PREFIX, CLOCK_AHEAD, CLOCK_BEHIND, clock_difference
-from fairfold.flower.fleet.credentials import SECRET_BYTES, Invitations, TokenRefused
-from fairfold.flower.fleet.server import ServerFolder
+from fairfold.flower.fleet.credentials import SECRET_BYTES, Invitations, TokenRefused, fingerprint
+from fairfold.flower.fleet.server import PRIVACY, SETTINGS, ServerFolder
 from fairfold.flower.roster import Enrolled, Roster
 from fairfold.privacy.secure.keys import point_of
 
 MAX_REQUEST_BYTES = 4096
 RECENT_RUNS = 5
+SAMPLE = "sample.csv"
 KEY_FORM = b"-----BEGIN PUBLIC KEY-----\n"
 log = logging.getLogger("fairfold.flower")
 
 
 class HttpResponse(NamedTuple):
-    """A status, and the content: an object to send as JSON, or a file."""
+    """A status, and the content: an object to send as JSON, a file, or bytes with headers of their own."""
 
     status: int
-    content: dict[str, Any] | Path
+    content: dict[str, Any] | Path | bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Route(NamedTuple):
@@ -46,14 +49,17 @@ class Route(NamedTuple):
 class Enrolment:
     """Enrols devices with the server of a folder (:mod:`.server`), and lists its nodes and runs."""
 
-    def __init__(self, folder: Path, items: int, roster: Roster) -> None:
+    def __init__(self, folder: Path, items: int, roster: Roster, operator: str = "") -> None:
         self.folder, self.items, self.roster = folder, items, roster
-        self.catalogue = folder / "catalogue.txt"
+        self.operator = operator
+        self.catalogue, self.sample = folder / "catalogue.txt", folder / SAMPLE
         self.invitations = Invitations(folder / "invites")
         self.secret = folder / "control"
         self.routes = {
             API_PREFIX + "authority": Route("GET", lambda _state, _body: HttpResponse(200, folder / "keys" / "ca.crt")),
+            API_PREFIX + "fleet": Route("GET", self.describe),
             API_PREFIX + "catalogue": Route("GET", self.send_catalogue),
+            API_PREFIX + "sample": Route("GET", self.send_sample),
             API_PREFIX + "enrol": Route("POST", self.enrol),
             API_PREFIX + "roster": Route("GET", self.send_roster),
             API_PREFIX + "nodes": Route("GET", self.nodes, control=True),
@@ -64,7 +70,25 @@ class Enrolment:
     def of(cls, folder: Path) -> "Enrolment":
         """Open the server's folder."""
         server = ServerFolder.open(folder)
-        return cls(folder, server.items, server.roster())
+        return cls(folder, server.items, server.roster(), server.operator)
+
+    def describe(self, _state: Any, _body: bytes) -> HttpResponse:
+        """Describe the fleet: who runs it, its catalogue, and the privacy level of its runs ("" if not decided)."""
+        level = ""
+        for path in (self.folder / SETTINGS, self.folder / PRIVACY):
+            if path.exists() and not level:
+                content = tomllib.loads(path.read_text(encoding="utf-8"))
+                level = str(content.get("privacy", content).get("level", ""))
+        authority = fingerprint((self.folder / "keys" / "ca.crt").read_bytes()).hex()
+        there = {"catalogue": self.catalogue.exists(), "sample": self.sample.exists()}
+        content = {"operator": self.operator, "items": self.items, "privacy": level, "authority": authority, **there}
+        return HttpResponse(200, content)
+
+    def send_sample(self, _state: Any, _body: bytes) -> HttpResponse:
+        """Example data for who has none: a CSV file that the operator may put into the folder."""
+        if not self.sample.exists():
+            return error_response(404, "there is no example data here")
+        return HttpResponse(200, self.sample)
 
     def send_catalogue(self, _state: Any, _body: bytes) -> HttpResponse:
         """The names of the items."""

@@ -218,7 +218,10 @@ async def _send_whole(send: Send, status: int, body: bytes, *headers: tuple[byte
 
 
 async def _respond(send: Send, response: HttpResponse, *headers: tuple[bytes, bytes]) -> None:
-    """Send an object as JSON, or a file piece by piece."""
+    """Send bytes, an object as JSON, or a file piece by piece."""
+    if isinstance(response.content, bytes):
+        await _send_whole(send, response.status, response.content, *response.headers, *headers)
+        return
     if not isinstance(response.content, Path):
         body = json.dumps(response.content).encode()
         await _send_whole(send, response.status, body, (b"content-type", b"application/json"), *headers)

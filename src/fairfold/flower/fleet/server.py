@@ -56,6 +56,7 @@ class ServerFolder(FleetFolder):
     listen: str  # the address that it listens on
     items: int  # size of the catalogue
     rounds: dict[str, Any] = field(default_factory=dict)  # options of FairStrategy, such as deadlines
+    operator: str = ""  # who runs the fleet, as people read it before they join
 
     keys = PathInside("keys")  # certificates and private keys
     authority = PathInside("keys/ca.crt")  # the certificate that devices pin
@@ -81,6 +82,7 @@ class ServerFolder(FleetFolder):
         catalogue: Path | None = None,
         rounds: dict[str, Any] | None = None,
         privacy: bool = True,
+        operator: str = "",
     ) -> ServerFolder:
         """Make a server in a new or empty folder; without ``privacy`` each run chooses it by the number of nodes."""
         from fairfold.config.files import to_toml
@@ -93,7 +95,7 @@ class ServerFolder(FleetFolder):
             raise InvalidSettings(f"{folder}, which is not empty", "a new folder", "Name another, or remove it.")
         listen = LOOPBACK if _is_loopback(host) else "0.0.0.0"
         names = None if catalogue is None else read_catalogue(catalogue)
-        server = cls(folder, host, port, listen, items if names is None else len(names), rounds or {})
+        server = cls(folder, host, port, listen, items if names is None else len(names), rounds or {}, operator)
         refuse_simulation_only(settings)
         initial_plan(settings, server.items, None)  # refused now, not when devices are connected
         make_private_folder(folder)

@@ -29,6 +29,7 @@ from fairfold.flower.fleet.control import pass_on_to_superexec, read_secret
 from fairfold.flower.fleet.enrolment import Enrolment
 from fairfold.flower.fleet.gateway import Gateway
 from fairfold.flower.fleet.limits import limit_connections
+from fairfold.flower.fleet.page import page_routes
 
 DATABASE_TIMEOUT = 60  # seconds that a transaction waits for others; after Flower's 5 a reply is lost on a slow disk
 MEGABYTE = 10**6
@@ -311,7 +312,7 @@ def install_gateway(quota: Quota, fleet: Path | None = None) -> None:
     options: dict[str, Any] = {}
     if fleet is not None:
         enrolment = Enrolment.of(fleet)
-        options = {"routes": enrolment.routes, "secret": read_secret(enrolment.secret)}
+        options = {"routes": enrolment.routes | page_routes(), "secret": read_secret(enrolment.secret)}
         pass_on_to_superexec()
     # Flower's log omits the frequent requests of nodes, and this filter those of the operator's programs.
     logging.getLogger("uvicorn.access").addFilter(lambda record: API_PREFIX not in record.getMessage())

@@ -1,0 +1,220 @@
+// Scores of items by a packed co-occurrence model: fairfold.device.model, line by line.
+
+import { invalid } from "./bytes";
+
+export interface Held {
+  kind: string;
+  shape: [number, number];
+  kept: [number, number];
+  bits: number;
+  items: number;
+}
+export type Projections = Record<string, Held>;
+export const ROWS = "rows", PAIRS = "pairs", NEIGHBORS = "neighbors", POPULARITY = "popularity";
+const STEP = 16, ZERO = 208, FACTORS = 2, SMALLEST = 1e-30, MAX_ITEMS = 1 << 16;
+const factor = (code: number): number => (code ? Math.fround(Math.exp((code - ZERO) / STEP)) : 0);
+
+// Bytes of a packed tensor by its description; refuses descriptions that define none.
+export function packedBytes(held: Held): number {
+  const [count, columns] = held.kept, [rows, shapeColumns] = held.shape;
+  if (![count, columns, rows, shapeColumns].every(Number.isSafeInteger) || count < 0 || count > rows || columns < 0 || columns > shapeColumns)
+    throw invalid("a cut tensor that is larger than its whole", "what FairStrategy sends");
+  if (held.kind === "quantized rows") {
+    if (!Number.isInteger(held.bits) || held.bits < 2 || held.bits > 8 || columns < FACTORS)
+      throw invalid("rows of other bits than 2 to 8", "what FairStrategy sends");
+    return count * (FACTORS + Math.ceil(((columns - FACTORS) * held.bits) / 8));
+  }
+  if (held.kind !== "quantized pairs" || columns !== 3 || !Number.isInteger(held.items) || held.items < 1 || held.items > MAX_ITEMS)
+    throw invalid("a tensor of unknown kind", "what FairStrategy sends");
+  return count ? 4 + 3 * count + Math.min(held.items, 2 * count) : 0;
+}
+
+interface Rows {
+  into: Float64Array;
+  out: Float64Array;
+  columns: number;
+  values: Int8Array; // row by row
+}
+
+function parseRows(content: Uint8Array, held: Held): Rows {
+  const count = held.kept[0], columns = held.kept[1] - FACTORS, { bits } = held;
+  const width = Math.ceil((columns * bits) / 8), most = 2 ** (bits - 1) - 1, mask = 2 ** bits - 1;
+  const into = new Float64Array(count), out = new Float64Array(count), values = new Int8Array(count * columns);
+  for (let row = 0; row < count; row++) {
+    into[row] = factor(content[FACTORS * row]!);
+    out[row] = factor(content[FACTORS * row + 1]!);
+    const start = FACTORS * count + row * width;
+    for (let column = 0; column < columns; column++) {
+      const bit = column * bits, at = start + (bit >> 3);
+      const value = (((content[at]! | ((content[at + 1] ?? 0) << 8)) >> (bit & 7)) & mask) - most;
+      if (value > 127) throw invalid("a number that no row has", `${-most} to ${most}`);
+      values[row * columns + column] = value;
+    }
+  }
+  return { into, out, columns, values };
+}
+
+// A list of pairs: a rarer item, another one, and a value; those of an item with itself are left out.
+function parsePairs(content: Uint8Array, held: Held): { first: Uint16Array; second: Uint16Array; value: Float32Array } {
+  const count = held.kept[0], { items } = held;
+  const first = new Uint16Array(count), second = new Uint16Array(count), value = new Float32Array(count);
+  if (!count) return { first, second, value };
+  const view = new DataView(content.buffer, content.byteOffset, content.byteLength);
+  const unit = Math.fround(view.getFloat32(0, true) / 127);
+  if (!Number.isFinite(unit)) throw invalid("NaN or infinity", "finite numbers");
+  const isCounted = items < 2 * count, end = 4 + (isCounted ? items : 2 * count);
+  if (isCounted) {
+    // Of counts that do not fit: no pairs.
+    for (let item = 0, at = 0; item < items && at < count; item++)
+      for (let left = content[4 + item]!; left-- && at < count; ) first[at++] = item;
+  } else for (let at = 0; at < count; at++) first[at] = view.getUint16(4 + 2 * at, true);
+  let kept = 0;
+  for (let at = 0; at < count; at++) {
+    const one = first[at]!, other = view.getUint16(end + 2 * at, true);
+    if (Math.max(one, other) >= items) throw invalid("a list of pairs of unknown items", `items below ${items}`);
+    if (one === other) continue;
+    first[kept] = one;
+    second[kept] = other;
+    value[kept++] = view.getInt8(end + 2 * count + at) * unit;
+  }
+  return { first: first.subarray(0, kept), second: second.subarray(0, kept), value: value.subarray(0, kept) };
+}
+
+export class DeviceModel {
+  readonly reach: number;
+  private readonly known: number;
+  private readonly rows: Rows;
+  private readonly from: Uint16Array; // what an item of a history adds to the score of another, beyond the rows
+  private readonly to: Uint16Array;
+  private readonly link: Float64Array;
+  private readonly largestNorm: number = 0;
+  private readonly largestLink: number = 0;
+  private readonly logPopularity: number[] = [];
+
+  constructor(tensors: Record<string, Uint8Array>, projections: Projections, pairWeight: number) {
+    this.rows = compact(parseRows(tensors[ROWS]!, projections[ROWS]!));
+    const { into: a, out: b } = this.rows;
+    this.known = b.length;
+    const pairs = parsePairs(tensors[PAIRS]!, projections[PAIRS]!), many = pairs.first.length;
+    const near = projections[NEIGHBORS] ? parsePairs(tensors[NEIGHBORS]!, projections[NEIGHBORS]) : null;
+    const size = 2 * many + (near?.first.length ?? 0);
+    this.from = new Uint16Array(size);
+    this.to = new Uint16Array(size);
+    this.link = new Float64Array(size);
+    for (let at = 0; at < many; at++) {
+      const rarer = pairs.first[at]!, other = pairs.second[at]!;
+      let added = pairs.value[at]!, back = 1;
+      if (rarer < this.known && other < this.known) {
+        added -= b[rarer]! * this.product(rarer, other) * a[other]!;
+        back = (a[rarer]! * b[other]!) / Math.max(a[other]! * b[rarer]!, SMALLEST);
+      }
+      added *= pairWeight;
+      this.from.set([other, rarer], 2 * at);
+      this.to.set([rarer, other], 2 * at);
+      this.link.set([added, added * back], 2 * at);
+    }
+    if (near) {
+      this.from.set(near.second, 2 * many);
+      this.to.set(near.first, 2 * many);
+      this.link.set(near.value, 2 * many);
+    }
+    for (let row = 0; row < this.known; row++)
+      this.largestNorm = Math.max(this.largestNorm, Math.sqrt(this.product(row, row)) * b[row]!);
+    this.reach = this.known;
+    for (let at = 0; at < size; at++) {
+      this.largestLink = Math.max(this.largestLink, Math.abs(this.link[at]!));
+      this.reach = Math.max(this.reach, this.from[at]! + 1, this.to[at]! + 1);
+    }
+    if (projections[POPULARITY]) {
+      const { into, out } = parseRows(tensors[POPULARITY]!, projections[POPULARITY]);
+      const curve = [...into].flatMap((value, place) => [value, out[place]!]);
+      if (curve.some(Boolean)) this.logPopularity = curve.map((value) => Math.log(Math.max(value, SMALLEST)));
+    }
+  }
+
+  private product(one: number, other: number): number {
+    const { columns, values } = this.rows;
+    let sum = 0;
+    for (let c = 0; c < columns; c++) sum += values[one * columns + c]! * values[other * columns + c]!;
+    return sum;
+  }
+
+  // What popularity adds to the score of an item for a user without a history.
+  private popularity(item: number): number {
+    const curve = this.logPopularity, place = Math.min(Math.log2(item + 1), curve.length - 1);
+    const first = Math.min(Math.floor(place), curve.length - 2);
+    return Math.exp(curve[first]! + (curve[first + 1]! - curve[first]!) * (place - first));
+  }
+
+  // Scores of the first `count` items in single precision; those without one come last, in their order.
+  scores(history: ArrayLike<number>, count: number): Float32Array {
+    const { columns, values, into, out } = this.rows;
+    const has = new Uint8Array(this.reach), taste = new Float64Array(columns);
+    let held = 0, known = 0;
+    for (let place = 0; place < history.length; place++) {
+      const item = history[place]!;
+      if (item >= this.reach || has[item]) continue;
+      has[item] = 1;
+      held++;
+      if (item < this.known) {
+        known++;
+        for (let c = 0; c < columns; c++) taste[c]! += into[item]! * values[item * columns + c]!;
+      }
+    }
+    const norm = Math.sqrt(taste.reduce((sum, value) => sum + value * value, 0));
+    const least = this.known ? -(norm * this.largestNorm + held * this.largestLink) : 0;
+    const added = new Float64Array(Math.max(count, this.reach)), found = new Float32Array(count);
+    for (let at = 0; at < this.link.length; at++) if (has[this.from[at]!]) added[this.to[at]!]! += this.link[at]!;
+    for (let item = 0; item < count; item++) {
+      let score = added[item]!;
+      if (item < this.known) {
+        let sum = 0;
+        for (let c = 0; c < columns; c++) sum += values[item * columns + c]! * taste[c]!;
+        score += sum * out[item]!;
+      } else if (!score) {
+        found[item] = least - (1 - 1 / (item + 2)) * (1 + Math.abs(least));
+        continue;
+      }
+      found[item] = score + (this.logPopularity.length ? this.popularity(item) / (1 + known) : 0);
+    }
+    return found;
+  }
+
+  // The best of the first `count` items outside a history; of equal scores the lower number comes first.
+  best(history: ArrayLike<number>, count: number, top: number): [number, number][] {
+    const scores = this.scores(history, count), best: number[] = [];
+    for (let place = 0; place < history.length; place++) if (history[place]! < count) scores[history[place]!] = -Infinity;
+    for (let item = 0; item < count; item++) {
+      const score = scores[item]!;
+      if (score === -Infinity || (best.length === top && score <= scores[best[top - 1]!]!)) continue;
+      let at = best.length;
+      while (at && scores[best[at - 1]!]! < score) at--;
+      best.splice(at, 0, item);
+      best.length = Math.min(best.length, top);
+    }
+    return best.map((item) => [item, scores[item]!]);
+  }
+
+  // NDCG@top of the wanted items, ranked by a history; `longest` is the longest history that is ranked.
+  ndcg(history: ArrayLike<number>, wanted: number[], catalogue: number, top: number, longest: number): number {
+    const relevant = new Set(wanted), discount = (place: number): number => 1 / Math.log2(place + 2);
+    let gain = 0, ideal = 0;
+    this.best(history, Math.min(catalogue, this.reach + top + longest), top).forEach(([item], place) => {
+      if (relevant.has(item)) gain += discount(place);
+    });
+    for (let place = 0; place < Math.min(wanted.length, top); place++) ideal += discount(place);
+    return Math.min(gain / ideal, 1);
+  }
+}
+
+// Only rows with a factor: the others stand for no item.
+function compact(rows: Rows): Rows {
+  const valid = [...rows.out.keys()].filter((row) => rows.out[row]! > 0), { columns } = rows;
+  if (valid.length === rows.out.length) return rows;
+  const values = new Int8Array(valid.length * columns);
+  valid.forEach((row, place) => values.set(rows.values.subarray(row * columns, (row + 1) * columns), place * columns));
+  return {
+    into: Float64Array.from(valid, (row) => rows.into[row]!), out: Float64Array.from(valid, (row) => rows.out[row]!),
+    columns, values,
+  };
+}

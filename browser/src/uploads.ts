@@ -1,0 +1,128 @@
+// What a device computes of its users' histories for the default algorithm: fairfold.device.uploads.
+
+import { DeviceModel } from "./model";
+import type { Vectors } from "./records";
+
+const UNIT = 1 << 16; // fixed-point steps per 1 of a co-occurrence weight
+export const DROPPED = -1, NEW = 0, UPLOADED = 1, RETRACT = 2; // sync states of an item of a history
+
+// All items that a user has or had in this run, ascending, with the sync state of each.
+export interface UserHistory {
+  items: number[];
+  states: number[];
+  defaultQuality: number; // 1 + the quality of the first candidate, 0 if not measured
+  heldOut: number[]; // for evaluation alone
+}
+
+const sum = (numbers: Iterable<number>): number => {
+  let total = 0;
+  for (const number of numbers) total += number;
+  return total;
+};
+
+// A hash of an integer to 32 bits.
+export function scatter(value: bigint): number {
+  let found = value & 0xffffffffn;
+  for (let turn = 0; turn < 2; turn++) found = (((found >> 16n) ^ found) * 0x45d9f3bn) & 0xffffffffn;
+  return Number((found >> 16n) ^ found);
+}
+
+// Halves to even, as Python rounds.
+export function rounded(number: number): number {
+  const whole = Math.floor(number), rest = number - whole;
+  return rest > 0.5 || (rest === 0.5 && whole % 2) ? whole + 1 : whole;
+}
+
+export const triangleSize = (items: number): number => (items * (items + 1)) / 2;
+
+export function triangleItems(size: number): number {
+  let items = Math.floor((Math.sqrt(8 * size + 1) - 1) / 2);
+  while (triangleSize(items) > size) items--;
+  while (triangleSize(items + 1) <= size) items++;
+  return items;
+}
+
+// Sync states by the items that the user still has.
+export function markLost(user: UserHistory, current: Set<number>): void {
+  user.items.forEach((item, place) => {
+    const uploaded = user.states[place]! > NEW;
+    user.states[place] = current.has(item) ? (uploaded ? UPLOADED : NEW) : uploaded ? RETRACT : DROPPED;
+  });
+}
+
+// The tenth of a history that is not uploaded while candidates are tried; none of fewer than three items.
+export function heldOutItems(items: number[]): Set<number> {
+  if (items.length < 3) return new Set();
+  const count = Math.max(1, rounded(Math.fround(items.length * Math.fround(0.1))));
+  const total = BigInt(scatter(BigInt(sum(items))));
+  const chance = new Map(items.map((item) => [item, scatter(BigInt(item) * 2654435761n + total)]));
+  return new Set([...items].sort((one, other) => chance.get(one)! - chance.get(other)!).slice(0, count));
+}
+
+// Weight of a pair in a history of some length: 1/n, as a multiple of the unit.
+const pairWeight = (length: number): number => Math.max(1, Math.floor(UNIT / Math.max(1, length))) / UNIT;
+
+// The change of the users' co-occurrences, whose sync states are brought up to date.
+export function upload(
+  users: Iterable<UserHistory>, given: { head: number; leading: number; share: number; most: number; dense?: boolean },
+): Vectors {
+  const { head, share, most } = given, added: [number[], number][] = [], retracted: [number[], number][] = [];
+  const there = (user: UserHistory) => user.items.filter((item, place) => user.states[place]! > NEW && item < head);
+  for (const user of users) {
+    const heldOut = share < 1 ? heldOutItems(user.items) : new Set(), before = there(user);
+    user.items.forEach((item, place) => {
+      const state = user.states[place];
+      if (state === NEW && !heldOut.has(item)) user.states[place] = UPLOADED;
+      else if (state === RETRACT) user.states[place] = DROPPED;
+    });
+    const now = there(user);
+    if (now.length === before.length && now.every((item, place) => item === before[place])) continue;
+    added.push([now.slice(0, most), pairWeight(now.length)]);
+    retracted.push([before.slice(0, most), -pairWeight(before.length)]);
+  }
+  return packPairs([...added, ...retracted], given.leading, given.dense);
+}
+
+// The packed sum of pairs of weighted histories over the leading items: dense, or where that takes fewer bytes the
+// nonzero values with their positions.
+export function packPairs(histories: [number[], number][], leading: number, dense?: boolean): Vectors {
+  const cut = histories.map(([items, weight]): [number[], number] => [items.filter((item) => item < leading), weight]);
+  const size = triangleSize(leading), isDense = dense ?? 2 * sum(cut.map(([items]) => triangleSize(items.length))) >= size;
+  const total = new Float32Array(isDense ? size : 0), sparse = new Map<number, number>();
+  for (const [items, weight] of cut)
+    items.forEach((column, place) => {
+      const first = triangleSize(column);
+      for (let other = 0; other <= place; other++) {
+        const at = first + items[other]!;
+        if (isDense) total[at]! += weight; // exact: multiples of the unit below 256
+        else sparse.set(at, (sparse.get(at) ?? 0) + weight);
+      }
+    });
+  if (isDense) return { sum: total };
+  const places = Int32Array.from(sparse.keys()).sort();
+  return { "sum.indices": places, sum: Float32Array.from(places, (place) => sparse.get(place)!) };
+}
+
+// The sum of the users' reports on a candidate; the default's quality is remembered in their histories.
+export async function report(
+  users: Iterable<UserHistory>, model: DeviceModel,
+  given: { isDefault: boolean; share: number; catalogue: number; top: number; tick: () => Promise<void> },
+): Promise<Vectors> {
+  const { isDefault, share, catalogue, top, tick } = given, reporting: [UserHistory, number[], number[]][] = [];
+  for (const user of users) {
+    const at = (state: number) => user.items.filter((_, place) => user.states[place] === state);
+    const known = at(UPLOADED), heldOut = at(NEW), length = known.length + heldOut.length;
+    const chance = scatter(BigInt((sum(known) + sum(heldOut)) * 7 + length));
+    if (known.length && heldOut.length && chance < share * 2 ** 32 && (isDefault || user.defaultQuality > 0))
+      reporting.push([user, known, heldOut]);
+  }
+  const longest = Math.max(0, ...reporting.map(([, known]) => known.length)), total = [0, 0, 0, 0];
+  for (const [user, known, heldOut] of reporting) {
+    await tick();
+    const quality = model.ndcg(known, heldOut, catalogue, top, longest);
+    const better = isDefault ? 0 : quality - (user.defaultQuality - 1);
+    if (isDefault) user.defaultQuality = Math.fround(1 + Math.fround(quality));
+    [1, quality, better, better ** 2].forEach((number, place) => (total[place]! += rounded(number * UNIT)));
+  }
+  return { quality: Float32Array.from(total, (number) => number / UNIT) };
+}

@@ -1,0 +1,60 @@
+"""The browser device: its built file is what its sources give, is small, and runs the test vectors under node."""
+
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES, BUILT = ROOT / "browser", ROOT / "src" / "fairfold" / "device" / "browser.js"
+LARGEST_BYTES = 28_000  # gzipped
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine: apt-get install nodejs")
+GROUPS = ("objects", "transport", "uploads", "models", "secure", "session", "secure_session")
+
+
+def source_files() -> Iterator[Path]:
+    yield from (SOURCES / "package-lock.json", SOURCES / "build.mjs")
+    yield from sorted((SOURCES / "src").iterdir())
+
+
+def test_the_built_file_is_of_these_sources() -> None:
+    digest = hashlib.sha256()
+    for path in source_files():
+        digest.update(f"{path.relative_to(SOURCES)}\0".encode() + path.read_bytes() + b"\0")
+    stale = "src/fairfold/device/browser.js is stale: run `npm ci && npm run build` in browser/"
+    assert digest.hexdigest() in BUILT.read_text(encoding="utf-8").partition("\n")[0], stale
+
+
+@needs_node
+@pytest.mark.skipif(not (SOURCES / "node_modules").exists(), reason="no toolchain: run `npm ci` in browser/")
+def test_the_sources_give_the_built_file() -> None:
+    done = subprocess.run(["node", "build.mjs", "--check"], cwd=SOURCES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_small() -> None:
+    assert len(gzip.compress(BUILT.read_bytes(), 9)) <= LARGEST_BYTES
+
+
+@cache
+def checked() -> Any:
+    command = ["node", str(Path(__file__).parent / "browser_vectors.mjs"), str(BUILT), str(ROOT / "tests" / "vectors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_node
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_vectors(group: str) -> None:
+    found = checked()[group]
+    assert not found["wrong"]
+    assert found["checked"] >= 15
