@@ -175,6 +175,13 @@ def test_a_folder_of_tables_may_be_split_too(ending: str, tmp_path: Path) -> Non
     assert [len(split) for split in (data.train, data.valid, data.test)] == [3, 1, 2]
 
 
+def test_a_folder_with_one_text_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "test.txt").write_text("7 1 2 3 4 5 6 7 8 9 10\n")
+    data = load(tmp_path / "own", cache=tmp_path / "cache")
+    assert (len(data.train), len(data.test)) == (7, 3)
+
+
 def test_seeds_decide_the_split(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "own.csv", [(0, item) for item in range(100)])
     pairs = [

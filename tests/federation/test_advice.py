@@ -1,19 +1,28 @@
 """A run below popularity says so first, and names settings that help; any other run says nothing."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fairfold
 from fairfold.cli.federate import _warnings
 from fairfold.config import Settings
 from fairfold.config.files import load_settings, recipes
 from fairfold.config.settings import read_settings
-from fairfold.federation.evaluation import POPULARITY, below_popularity
+from fairfold.data.synthetic import SyntheticDataset
+from fairfold.federation.evaluation import CATALOGUE_ORDER, POPULARITY, below_popularity
+from fairfold.federation.simulation import simulate
+from fairfold.flower.fleet.training import TrainingLauncher
+from fairfold.metrics import evaluate_ranking
+from fairfold.runs.folder import RunFolder, read_result
 from tests.support.commands import TINY, works
 from tests.support.federations import tiny_data
+from tests.support.nodes import in_process
+from tests.support.settings import make_settings
 
 
 def advised(line: str) -> dict[str, Any]:
@@ -86,3 +95,41 @@ def test_a_fleet_on_one_machine_is_compared_with_its_users_popularity() -> None:
     assert _warnings(settings, data, 1.0) == []
     (line,) = _warnings(settings, data.__class__("tiny", data.train.where(data.train.items < 3), data.train), -0.1)
     assert line.startswith("Below popularity")
+
+
+@pytest.mark.parametrize("popularity", ["counts", "none"])
+def test_a_fleet_measures_the_items_order_before_its_first_step_and_says_so(popularity: str, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"rounds": 1, "evaluate_every": 1, "capacities": "1x-2x", "clients_per_round": None}
+    data = SyntheticDataset(users=12, items=40, interactions_per_user=14).dataset()
+    settings = make_settings(algorithm="closed_form", mapping="ranked", popularity=popularity, local_lr=1e-9, **keys)
+    nodes = in_process(data, settings, 4, tmp_path, folder=tmp_path / "run")
+    nodes.run()
+    result, name = read_result(tmp_path / "run"), POPULARITY if popularity == "counts" else CATALOGUE_ORDER
+    order = -torch.arange(40).float()
+    ordered = nodes.world.interactions if popularity == "counts" else data
+    expected = evaluate_ranking(
+        lambda users: order.repeat(len(users), 1), ordered.train, ordered.test, settings.run.top
+    )
+    assert result["server"]["baselines"] == {name: pytest.approx(expected.ndcg, rel=1e-6)}
+    assert result["server"]["quality"] < expected.ndcg
+    (line,) = result["warnings"]
+    assert line.startswith(
+        f"Below {name}: NDCG@20 is {result['server']['quality']:.4f}, and {expected.ndcg:.4f} by the "
+    )
+
+
+def test_server_train_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works("server", "init", str(tmp_path / "fleet"), "--host", "localhost", "--items", "40", "--recipe", "authors")
+
+    def trained(launcher: TrainingLauncher, *_: Any, **__: Any) -> None:
+        settings = launcher.server.settings(1)
+        run = simulate(settings, data=SyntheticDataset(users=12, items=40, interactions_per_user=14).dataset())
+        run = replace(run, quality=0.2, baselines={CATALOGUE_ORDER: 0.25})
+        launcher.server.run.mkdir()
+        RunFolder(launcher.server.run).begin(settings, run.history)
+        RunFolder(launcher.server.run).finish(run, 1.0, "done", {})
+
+    monkeypatch.setattr(TrainingLauncher, "train", trained)
+    output = works("server", "train", str(tmp_path / "fleet"), "--rounds", "1")
+    assert output.index("Below order of the catalogue: NDCG@20 is 0.2000, and 0.2500") < output.index("Trained.")
+    assert "--recipe fair" in output

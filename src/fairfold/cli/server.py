@@ -178,6 +178,7 @@ def train(
     console = Terminal()
     found = open_server(folder)
     from fairfold.flower.fleet.training import TrainingLauncher
+    from fairfold.runs.folder import RESULT, read_json
 
     settings = found.settings(rounds or 0)
     wanted = settings.run.rounds
@@ -193,6 +194,8 @@ def train(
     TrainingLauncher(found, console.echo, on_round).train(
         rounds or 0, resume=resume, wait_for=wait_for, wait_timeout=wait_timeout
     )
+    for sentence in read_json(found.run / RESULT, "Train again.").get("warnings", []):
+        console.echo(str(sentence))
     qualities = found.qualities()
     if qualities:
         last = max(qualities)

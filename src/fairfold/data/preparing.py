@@ -298,8 +298,8 @@ def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
             return [(None, file)]
     entries = sorted(folder.iterdir())
     tables = [path for path in entries if path.name.lower().endswith(TABLE_ENDINGS)]
-    if len(tables) == 1:
-        return [(None, tables[0])]
+    if len(tables) == 1 or [path.suffix for path in entries] == [".txt"]:
+        return [(None, (tables or entries)[0])]
     names = ", ".join(path.name for path in entries[:12]) or "nothing"
     needed = "one of the forms in docs/data.md, or a single CSV, TSV, JSON lines or Parquet file"
     raise InvalidData(f"{folder} holds {names}", needed, "Name the file with the interactions.")

@@ -24,8 +24,8 @@ from fairfold.subspace import Capacity
 from fairfold.subspace.projection import Assignment
 from fairfold.typing import Weights
 
-POPULARITY = "popularity"
-"""Name of the baseline that ranks items by their number of users."""
+POPULARITY, CATALOGUE_ORDER = "popularity", "order of the catalogue"
+"""Baselines that rank items by their number of users; or, of a fleet that does not count, by the catalogue's order."""
 
 LARGER_STEP, MORE_CLIENTS, MORE_ROUNDS = 10, 6, 2
 """Factors by which settings are advised to grow: together they lift NeuMF on MovieLens 100K above popularity."""
@@ -34,11 +34,12 @@ Baseline = Scorer | RankingResult | Predictor  # a baseline, or how it was evalu
 TEST_BLOCK = 1_000  # test images in memory as floats at a time
 
 
-def below_popularity(settings: Settings, quality: float, baseline: float | None) -> list[str]:
+def below_popularity(settings: Settings, quality: float, baseline: float | None, name: str = POPULARITY) -> list[str]:
     """A sentence on a ranking that is worse than popularity, and what to change; none for any other run."""
     if baseline is None or settings.predicts_ratings or settings.model.reads_images or not quality < baseline:
         return []
-    fact = f"Below popularity: {settings.metric} is {quality:.4f}, and {baseline:.4f} by the number of users alone."
+    alone = "number of users" if name == POPULARITY else name
+    fact = f"Below {name}: {settings.metric} is {quality:.4f}, and {baseline:.4f} by the {alone} alone."
     return [f"{fact} {_advice(settings)}"]
 
 
@@ -125,7 +126,8 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """What a reader should know first: that the model ranks worse than popularity, and what to change."""
-        return below_popularity(self.settings, self.quality, self.baselines.get(POPULARITY))
+        name = CATALOGUE_ORDER if CATALOGUE_ORDER in self.baselines else POPULARITY
+        return below_popularity(self.settings, self.quality, self.baselines.get(name), name)
 
 
 class Evaluator:

@@ -150,7 +150,7 @@ class TaskRunner:
     @_task_errors()
     def reply(self, *, train: bool, evaluate: bool) -> tuple[wire.Reply, Weights]:
         """Evaluate and train as asked; return the reply, and the local state after it."""
-        quality = self.quality() if evaluate else None
+        quality = self.quality(before=train) if evaluate else None
         update, local_state = self.train() if train else (None, {})
         return wire.Reply(update, quality), local_state
 
@@ -168,16 +168,19 @@ class TaskRunner:
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def quality(self) -> tuple[float, int] | None:
-        """Return the sum of the metric over users with held-out data, and their number; None without any."""
+    def quality(self, *, before: bool = False) -> tuple[float, int] | None:
+        """Return the sum of the metric over users with test data, and their number; ``before``: by the items' order."""
         if isinstance(self.data, LocalImages):
             return self._accuracy(self.data)
         test = self.data.test
         users = [] if test is None else [user for user in self.users if int(test.counts_by_user[user])]
         if test is None or not users:
             return None
-        vectors = DeviceScoring.of(self.plan.algorithm).scoring_vectors(self.plan, self.task, self.clients, users)
-        if self.request.settings.predicts_ratings:
+        rated = self.request.settings.predicts_ratings
+        scoring = DeviceScoring.of(self.plan.algorithm)
+        known = rated or not before
+        vectors = scoring.scoring_vectors(self.plan, self.task, self.clients, users) if known else {}
+        if rated:
             return self._squared_error(vectors, test, users)
         total = 0.0
         k = min(self.request.settings.run.top, self.request.num_items)
@@ -190,14 +193,15 @@ class TaskRunner:
 
     def _best(self, vectors: Weights, users: list[int], k: int) -> Tensor:
         """Return the best k items outside users' histories, [users, k], by blocks; -1 where there are fewer."""
-        scoring = DeviceScoring.of(self.plan.algorithm)
+        scoring = DeviceScoring.of(self.plan.algorithm)  # without vectors all scores are equal
         owners, known = user_items(self.clients.train, torch.tensor(users))
         longest = int(self.clients.train.counts_by_user[users].max())
         num_candidates = scoring.num_candidates(self.plan, self.task, k + longest)
         best_scores, best = torch.empty(len(users), 0), torch.empty(len(users), 0, dtype=torch.int64)
         for start in range(0, num_candidates, BLOCK_ITEMS):
             block = torch.arange(start, min(start + BLOCK_ITEMS, num_candidates))
-            scores = scoring.block_scores(self.plan, self.task, vectors, block).float()
+            zeros = torch.zeros(len(users), len(block))
+            scores = scoring.block_scores(self.plan, self.task, vectors, block).float() if vectors else zeros
             if bool(scores.isnan().any()):
                 raise InvalidMessage("a model whose scores are no numbers", "one that was trained well", "Train anew.")
             in_block = (known >= start) & (known <= int(block[-1]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairfold.federation.algorithm import Tunable
 from fairfold.federation.architecture import ImageShape, Storage
-from fairfold.federation.evaluation import GroupReport, Result, RoundReport
+from fairfold.federation.evaluation import CATALOGUE_ORDER, POPULARITY, GroupReport, Quality, Result, RoundReport
 from fairfold.federation.noise import privacy_notes, privacy_report
 from fairfold.federation.plan import Plan
 from fairfold.federation.scheduling import staleness_sentence
@@ -184,16 +184,21 @@ class RunRecorder:
         if self._folder is not None:
             events.append(self._folder.path, [event])
 
-    def finish(self, progress: Progress, nodes: Nodes, ended: str = "") -> None:
-        """Write the closing table and the model; ``ended`` is why the run ended before its last round, if it did."""
+    def finish(self, progress: Progress, nodes: Nodes, ended: str = "", before: Quality | None = None) -> None:
+        """Write the closing table and the model; ``ended`` is why the run ended before its last round, if it did.
+
+        ``before`` is the quality that nodes measured before the first step: of a ranking, that of the items' order.
+        """
         self.save_checkpoint(progress)
         if self._folder is not None:
             stopped = ended or stop_reason(progress.history, self.plan.settings) or "stopped"
-            result = self._result(progress, nodes)
+            result = self._result(progress, nodes, before)
             self._folder.finish(result, time.monotonic() - self._started, stopped, self._facts)
 
-    def _result(self, progress: Progress, nodes: Nodes) -> Result:
+    def _result(self, progress: Progress, nodes: Nodes, before: Quality | None) -> Result:
         settings = self.plan.settings
+        ranks = not settings.predicts_ratings and not settings.model.reads_images
+        order = POPULARITY if settings.subspace.counts_items else CATALOGUE_ORDER
         quality = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         groups = []
         for size, (capacity, held) in enumerate(zip(self.plan.capacities, self._resolved.assignments(0), strict=True)):
@@ -215,7 +220,7 @@ class RunRecorder:
             history=progress.history,
             groups=groups,
             quality=float("nan") if quality is None else quality.server,
-            baselines={},
+            baselines={order: before.server} if before is not None and ranks else {},
             users=len(nodes.usable),
             rejections=dict(progress.rejections.counts),
             notes=notes,

@@ -161,7 +161,7 @@ class FairStrategy(Strategy):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
             result = run_rounds(self, streaming, first, evaluate_fn)
             if self.nodes.plan is not None:
-                self._recorder.finish(self.progress, self.nodes, self.ended)
+                self._recorder.finish(self.progress, self.nodes, self.ended, self.start_quality)
             if self.settings.fleet.network.push_model and 0 < rounds <= self.progress.state.round_number:
                 push_models(self, streaming)
         if not left or self.ended:
