@@ -33,12 +33,13 @@ from fairfold.flower import wire
 from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate, fixed_history, merged_history
 from fairfold.flower.local_data import LocalData, LocalFile, LocalImages
 from fairfold.flower.messages import make_facts
-from fairfold.flower.protocol import FACTS, NUMBERING, STATISTICS, STATISTICS_PURPOSE
+from fairfold.flower.protocol import FACTS, NUMBERING, STATISTICS
 from fairfold.flower.secure_aggregation import quality_encoding, quality_update, statistics_encoding
 from fairfold.flower.secure_client import reply_session
 from fairfold.metrics import accuracy
 from fairfold.metrics.ranking import first_by_score, ndcg, user_items
 from fairfold.privacy.fixed_point import MeasuredUpdate
+from fairfold.privacy.ledger import STATISTICS_PURPOSE
 from fairfold.privacy.secure.keys import refuse
 from fairfold.subspace import Capacity
 from fairfold.typing import Weights

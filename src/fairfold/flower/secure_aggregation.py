@@ -21,12 +21,12 @@ from fairfold.federation.updates import Update
 from fairfold.flower.grid import ask_each
 from fairfold.flower.messages import masked_in, pack_secure, secure_in, with_facts
 from fairfold.flower.nodes import Node
-from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS, STATISTICS_PURPOSE
+from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS
 from fairfold.flower.wire import pack_statistics_request, statistics_lengths
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate, VectorLayout
-from fairfold.privacy.noise import MIN_STAYING_PERCENT
+from fairfold.privacy.ledger import STATISTICS_PURPOSE
 from fairfold.privacy.secure.messages import Session
-from fairfold.privacy.secure.segments import SegmentLayout
+from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, SegmentLayout
 from fairfold.privacy.secure.server import SecureServer
 
 log = logging.getLogger("fairfold.flower")

@@ -26,6 +26,7 @@ from fairfold.checksums import (
 from fairfold.errors import InvalidState, PrivacyBudgetSpent
 from fairfold.privacy.accounting import composed_sigma, epsilon_of
 
+STATISTICS_PURPOSE = "statistics"  # of a secure sum, of which windows are parts; others are "train" and "evaluate"
 LEVELS = ("plain", "secure", "private")
 SERVED = "privacy"  # the file, within the client's own folder, of the highest level that it has taken part in
 LEDGER, FILE = "ledger", "ledger.json"  # folder within the client's own, and file

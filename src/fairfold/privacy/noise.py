@@ -8,7 +8,7 @@ probability that turns it into a Gaussian one. All probabilities are fractions f
 *Shares.* Sums of discrete Gaussians are no discrete Gaussians, but with σ ≥ 10 steps per share no probability differs
 by more than a factor of 1 + 1e-300 (Kairouz, Liu and Steinke, 2021): their variances add up, and that is all. If every
 one of K clients adds noise of variance σ²/⌈(1 − d)K⌉, a sum has at least σ² where no more than a share d drop out. A
-client that colludes with the server subtracts its own share; :data:`MIN_STAYING_PERCENT` covers those too.
+client that colludes with the server subtracts its own share; :data:`~.segments.MIN_STAYING_PERCENT` covers those too.
 """
 
 import os
@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfold.errors import InvalidSettings
-from fairfold.privacy.secure.segments import required_owners
+from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, required_owners
 
 Whole = NDArray[np.int64]
 Draw = Callable[[int], NDArray[np.uint64]]  # source of random 64-bit integers: returns as many as asked
-MIN_STAYING_PERCENT = 70  # percentage of clients that must stay, and not collude, for the noise to suffice
 MIN_SIGMA, MAX_SIGMA = 10, 1 << 24  # range of the standard deviation, in steps, of one client's noise
 RANDOM_RANGE = 1 << 64
 

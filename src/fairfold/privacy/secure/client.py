@@ -204,7 +204,7 @@ class SecureClient:
                 secret = agree(self.cohort.members[other].mask_key)
                 mask = keys.pair_mask(secret, self.digest, segment, (self.place, other))
                 (plus if self.place < other else minus).append(mask)
-            add_masks(vector[where], plus, minus)
+            add_masks(memoryview(vector)[where], plus, minus)
         return messages.Masked(vector).packed(self.session_digest)
 
     @_logged

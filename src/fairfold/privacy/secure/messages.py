@@ -11,8 +11,6 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
-import numpy
-
 from fairfold.errors import InvalidMessage
 from fairfold.privacy.secure.masking import FixedPointVector
 from fairfold.privacy.secure.segments import MAX_LENGTH, MAX_SEGMENTS, MAX_SIZES, SegmentLayout
@@ -68,10 +66,10 @@ class Reader:
     def members(self) -> tuple[frozenset[int], int]:
         """Consume a set of cohort members, written by :func:`pack_members`, and the size of the cohort."""
         cohort_size = self.number(4, MAX_CLIENTS, 1)
-        bits = numpy.unpackbits(numpy.frombuffer(self.take((cohort_size + 7) // 8), dtype=numpy.uint8))
-        if bits[cohort_size:].any():
+        bits = "".join(f"{byte:08b}" for byte in self.view((cohort_size + 7) // 8))
+        if "1" in bits[cohort_size:]:
             raise unreadable("members beyond the cohort")
-        return frozenset(bits.nonzero()[0].tolist()), cohort_size
+        return frozenset(member for member, bit in enumerate(bits) if bit == "1"), cohort_size
 
     def end(self) -> None:
         """Refuse bytes beyond the end of the message."""
@@ -86,9 +84,10 @@ def unreadable(given: str) -> InvalidMessage:
 
 def pack_members(members: Set[int], cohort_size: int) -> bytes:
     """A set of cohort members as a bit mask, preceded by the size of the cohort."""
-    chosen = numpy.zeros(cohort_size, dtype=bool)
-    chosen[list(members)] = True
-    return struct.pack(">I", cohort_size) + numpy.packbits(chosen).tobytes()
+    bits = bytearray((cohort_size + 7) // 8)
+    for member in members:
+        bits[member // 8] |= 128 >> member % 8
+    return struct.pack(">I", cohort_size) + bits
 
 
 def pack_by_member(parts: dict[int, bytes]) -> bytes:
@@ -260,13 +259,13 @@ class Masked(Message, kind=6):
     vector: FixedPointVector
 
     def body(self) -> bytes:
-        return self.vector.astype("<u4", copy=False).tobytes()
+        return memoryview(self.vector).tobytes()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
-        if len(reader.rest) % 4 or len(reader.rest) > 4 * MAX_LENGTH:
+        if not 0 < len(reader.rest) <= 4 * MAX_LENGTH or len(reader.rest) % 4:
             raise unreadable("no vector of 32-bit integers")
-        return cls(numpy.frombuffer(reader.view(len(reader.rest)), dtype="<u4"))
+        return cls(reader.view(len(reader.rest)).cast("I"))
 
 
 @dataclass(frozen=True)

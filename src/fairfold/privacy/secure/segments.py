@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+MIN_STAYING_PERCENT = 70  # percentage of clients that must stay, and not collude, for noise to suffice
 MAX_SEGMENTS, MAX_SIZES, MAX_LENGTH = 4_096, 256, 1 << 34
 
 

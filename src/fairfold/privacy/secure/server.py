@@ -88,7 +88,7 @@ class SecureServer:
         for segment, where in layout.slices(size):
             if not len(self._sums[segment]):
                 self._sums[segment] = numpy.zeros(layout.lengths[segment], dtype="<u4")
-            self._sums[segment] += vector[where]
+            self._sums[segment] += numpy.asarray(vector[where])
         self._staying.add(member)
 
     def _add_revealed(self, member: int, shares: dict[int, tuple[int, bytes]]) -> None:
