@@ -6,23 +6,31 @@ Qualities alone, which no model depends on, may differ in their last digits.
 
 import csv
 import json
+import math
 import random
 from copy import deepcopy
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy
 import pytest
-from flwr.app import Context, Message
+import torch
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
+from fairfold.device import masked
 from fairfold.device.records import pack_records, parse_records
+from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import DeviceStore
 from fairfold.device.stored_model import MODEL_FILE
-from fairfold.device.tasks import NeedsWorker, SmallDevice
+from fairfold.device.tasks import SmallDevice
+from fairfold.errors import RequestRefused
+from fairfold.federation import noise as federation_noise
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app
 from fairfold.flower.client_store import ClientStore
 from fairfold.flower.wire import client_settings
@@ -154,21 +162,101 @@ def test_fair_is_trained_by_the_worker_and_its_model_stored_by_either(tmp_path: 
     assert twins.compared.count("query.model") == len(files)
 
 
-@pytest.mark.parametrize("keys", [{"algorithm": "gradient"}, {"privacy": "secure"}])
-def test_other_algorithms_and_secure_sums_are_left_to_the_worker(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_other_algorithms_are_left_to_the_worker(tmp_path: Path) -> None:
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
-    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings(**keys)))}
-    for kind in ("train", "evaluate", "query.statistics", "query.secure_keys"):
+    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings(algorithm="gradient")))}
+    for kind in ("train", "evaluate", "query.statistics", "query.unknown"):
         with pytest.raises(NeedsWorker):
             device.reply(kind, {"fairfold": facts})
     assert not (tmp_path / "state").exists()  # nothing has changed
 
 
 def test_a_device_that_has_taken_part_in_secure_sums_replies_to_no_plain_request(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("user,item\na,1\n")
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
     device.folder.mkdir()
+    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings())), "items": 9, "start": 0, "stop": 9}
+    assert device.reply("query.statistics", {"fairfold": facts})["arrays"]["users"].tolist() == [1, 1, 1]
     remember_privacy(device.folder, "secure")
-    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings()))}
-    for kind in ("train", "evaluate", "query.statistics"):
-        with pytest.raises(NeedsWorker):  # which refuses it, with the reason
-            device.reply(kind, {"fairfold": facts})
+    with pytest.raises(RequestRefused, match="without masks"):
+        device.reply("query.statistics", {"fairfold": facts})
+
+
+def small_app(folder: Path, files: list[Path], capacities: list[str], rules: dict[str, Any]) -> Any:
+    """An app whose replies are those of small devices."""
+
+    def app(message: Message, context: Context) -> Message:
+        number = int(context.node_config["device"])
+        device = SmallDevice(LocalFile(files[number]), capacities[number % 2], folder / "small" / str(number), rules)
+        content = deepcopy(message).content
+        objects = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
+        sent: dict[str, bytes] = {}
+        packed = pack_records(
+            device.reply(message.metadata.message_type, parse_records(content.object_id, objects)), sent
+        )
+        reply = inflate_object_from_contents(packed.object_id, sent)
+        assert isinstance(reply, RecordDict)
+        return Message(reply, reply_to=message)
+
+    return app
+
+
+def worker_app(folder: Path, files: list[Path], capacities: list[str], rules: dict[str, Any]) -> Any:
+    """An app whose replies are the worker's."""
+
+    def app(message: Message, context: Context) -> Message:
+        number = int(context.node_config["device"])
+        state = folder / "worker" / str(number)
+        context.node_config |= rules
+        return make_client_app(LocalFile(files[number]), capacity=capacities[number % 2], state=state)(message, context)
+
+    return app
+
+
+@pytest.mark.parametrize("level", ["secure", "private"])
+def test_under_masks_a_fleet_of_small_devices_trains_the_worker_s_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Without its noise, which nobody can repeat: the sums are exact, so the server's state has the same bits."""
+    files = write_files(tmp_path, 5, per_device=6)
+    rules = {"min-cohort": 3, "privacy": level, "epsilon": 100.0}
+    noise = {"epsilon": 50.0, "delta": 1e-5} if level == "private" else {}
+    algorithm = {"kind": "co_occurrence"} | ({} if noise else {"min_item_users": 0})
+    settings = make_settings(
+        rounds=1 if level == "private" else 4, evaluate_every=1, clients_per_round=None, capacities="1x-4x",
+        privacy={"level": level, "min_cohort": 3, **noise}, algorithm=algorithm,
+    )  # fmt: skip
+    drawn = list[int]()
+
+    def no_noise(_self: masked.Draws, sigma: int) -> int:
+        drawn.append(sigma)
+        return 0
+
+    monkeypatch.setattr(masked.Draws, "gaussian", no_noise)
+    monkeypatch.setattr(federation_noise, "discrete_gaussian", lambda _s, count, _d: numpy.zeros(count, numpy.int64))
+    found = []
+    for make in (worker_app, small_app):
+        grid = InProcessGrid(make(tmp_path, files, ["1x", "4x"], rules), [{"device": n} for n in range(len(files))])
+        strategy = FairStrategy(settings, ITEMS)
+        strategy.start(grid, num_rounds=settings.run.rounds)
+        assert strategy.progress.history[-1].num_clients == len(files)
+        found.append(strategy.progress.state)
+    expected, state = found
+    assert bool(drawn) == (level == "private")
+    for group in ("sum", *({"quality"} & expected.algorithm_state.keys())):
+        for name, tensor in expected.algorithm_state[group].items():
+            assert torch.equal(tensor, state.algorithm_state[group][name]), group
+    assert all(torch.equal(tensor, state.full[name]) for name, tensor in expected.full.items())
+    assert bool(expected.full["rows"].any())
+
+
+def test_noise_has_its_distribution() -> None:
+    draws, sigma, count = masked.Draws(), 3, 20_000
+    numbers = [draws.gaussian(sigma) for _ in range(count)]
+    weights = {k: math.exp(-(k**2) / (2 * sigma**2)) for k in range(-60, 61)}
+    total, statistic = sum(weights.values()), 0.0
+    for k in range(-8, 9):
+        expected = count * weights[k] / total
+        statistic += (numbers.count(k) - expected) ** 2 / expected
+    assert statistic < 17 + 6 * math.sqrt(2 * 17)  # chi square of 17 classes, six standard deviations
+    assert all(draws.below(3) < 3 for _ in range(100))

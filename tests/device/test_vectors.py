@@ -1,8 +1,10 @@
 """The test vectors of docs/protocol.md hold for the worker's code, which made them, and for the small device."""
 
 import base64
+import contextlib
 import hashlib
 import json
+import os
 import struct
 from array import array
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -20,6 +23,7 @@ from flwr.app import Context, Message, RecordDict
 from fairfold.checksums import line_with_checksum
 from fairfold.device import uploads
 from fairfold.device.exchange import PulledMessage
+from fairfold.device.masked import DeviceEncoding, Measured
 from fairfold.device.model import CoOccurrenceModel
 from fairfold.device.protobuf import bytes_field, number_field, parse_fields, text_field
 from fairfold.device.records import pack_records, parse_records
@@ -27,7 +31,10 @@ from fairfold.device.store import DeviceStore, parse_tables
 from fairfold.device.tasks import SmallDevice
 from fairfold.device.uploads import UserHistory
 from fairfold.flower import LocalFile, make_client_app
+from fairfold.privacy.secure import keys
+from fairfold.privacy.secure.messages import KEY
 from tests.vectors.make import FOLDER
+from tests.vectors.secure import secure_vectors
 from tests.vectors.sessions import as_message, packed, prepare
 
 
@@ -182,21 +189,46 @@ def device_of(folder: Path, given: dict[str, Any]) -> Iterator[tuple[LocalFile, 
     yield LocalFile(folder / "mine.csv", holdout=given["holdout"]), state
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_small_device_replies_as_recorded(tmp_path: Path, number: int) -> None:
-    given = vectors("session")["devices"][number]
+RUNS = [("session", 0), ("session", 1), ("secure_session", 0)]
+
+
+@pytest.mark.parametrize(("name", "number"), RUNS)
+def test_the_small_device_replies_as_recorded(tmp_path: Path, name: str, number: int) -> None:
+    given = vectors(name)["devices"][number]
+    rules = {"min-cohort": given["min_cohort"], "privacy": "secure"} if "identity" in given else {}
     with device_of(tmp_path, given) as (file, state):
         known: dict[str, Any] = {}
         for step in given["steps"]:
             if "file" in step:
                 Path(file.path).write_text(step["file"])
             objects = {name: content(one) for name, one in step["message"]["objects"].items()}
-            device = SmallDevice(file, given["capacity"], state)
-            records = device.reply(step["kind"], parse_records(step["message"]["id"], objects))
+            device = SmallDevice(file, given["capacity"], state, rules)
+            with given_draws(step):
+                records = device.reply(step["kind"], parse_records(step["message"]["id"], objects))
             require_reply(records, step["reply"])
             known |= step["changed"]
             require_state(state, known)
         assert (state / "model.safetensors").exists()
+
+
+@contextmanager
+def given_draws(step: dict[str, Any]) -> Iterator[None]:
+    """The recorded random numbers in place of the system's."""
+    draws = step.get("draws", {})
+    secrets = [bytes.fromhex(draws[key]) for key in ("mask_secret", "share_secret") if key in draws]
+    others = [bytes.fromhex(draws[key]) for key in ("seed", "nonce") if key in draws]
+    factors = [int(one, 16) for key in ("seed_factors", "mask_secret_factors") for one in draws.get(key, [])]
+    system = os.urandom
+
+    def urandom(count: int) -> bytes:
+        return others.pop(0) if count == KEY and others else system(count)
+
+    with mock.patch("os.urandom", urandom), contextlib.ExitStack() as stack:
+        if secrets:
+            stack.enter_context(mock.patch.object(keys, "new_secret", side_effect=secrets))
+        if factors:
+            stack.enter_context(mock.patch("secrets.randbelow", side_effect=factors))
+        yield
 
 
 def require_reply(records: dict[str, dict[str, Any]], reply: dict[str, Any]) -> None:
@@ -225,14 +257,44 @@ def require_state(folder: Path, known: dict[str, Any]) -> None:
         assert tables == known["pending_state"]
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_worker_s_code_replies_as_recorded(tmp_path: Path, number: int) -> None:
-    given = vectors("session")["devices"][number]
+@pytest.mark.parametrize(("name", "number"), RUNS)
+def test_the_worker_s_code_replies_as_recorded(tmp_path: Path, name: str, number: int) -> None:
+    given = vectors(name)["devices"][number]
+    rules = {"min-cohort": given["min_cohort"], "privacy": "secure"} if "identity" in given else {}
     with device_of(tmp_path, given) as (file, state):
         for step in given["steps"]:
             if "file" in step:
                 Path(file.path).write_text(step["file"])
             app = make_client_app(file, capacity=given["capacity"], state=state)
-            reply = app(as_message(step), Context(1, 1, {}, RecordDict(), {}))
+            with given_draws(step):
+                reply = app(as_message(step), Context(1, 1, dict(rules), RecordDict(), {}))
             assert packed(reply) == step["reply"], step["kind"]
             assert isinstance(reply, Message)
+
+
+# -- parts of secure sums ----------------------------------------------------------------------------------------------
+
+
+def test_secure_parts() -> None:
+    given = vectors("secure")
+    del given["about"]
+    assert given == json.loads(json.dumps(secure_vectors()))  # as the code makes them now
+    for case in given["fixed_point"]:
+        if case["what"] == "gradient":
+            continue  # steps that follow from a bound: the worker's
+        encoding = DeviceEncoding(case["steps"], case["clients"])
+        measured = Measured(case["sums"], case["weight"], case["quality"], case["users"])
+        assert encoding.encode(measured).tolist() == case["encoded"]
+
+
+def test_private_uploads() -> None:
+    given = vectors("uploads")["private"]
+    users = [UserHistory(items, [0] * len(items)) for items in given["users"]]
+    for user, expected in zip(users, given["residuals_times_256"], strict=True):
+        assert uploads.residual_steps(user.items, given["item_shares"]) == expected
+    sums = uploads.private_upload(users, given["item_shares"], given["leading"], share=1.0)
+    assert [number * 65_536 for number in sums["sum"]] == given["sum_times_65536"]
+    for user, weight in zip(users, given["count_weights"], strict=True):
+        sums = uploads.statistics([user.items], range(10), is_private=True, with_pairs=False)
+        assert max(sums["counts"]) == weight
+        assert sums["users"].tolist() == [1, 0, 0]

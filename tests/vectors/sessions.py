@@ -278,7 +278,7 @@ def model_case(step: dict[str, Any]) -> dict[str, Any]:
     file = vector[10 + int.from_bytes(vector[8:10], "little") :]
     model = parse_model(file)
     held = {name: make_projection(one) for name, one in model.metadata["projections"].items()}
-    tensors = {name: torch.frombuffer(model.tensors[name][:], dtype=torch.uint8) for name in held}
+    tensors = {name: torch.tensor(list(model.tensors[name]), dtype=torch.uint8) for name in held}
     scorer = stored_scorer(held, tensors, model.metadata["settings"]["algorithm"]["pair_weight"])
     histories = []
     for history in ([], [0], [3, 7, 20], list(range(0, 30, 3)), [59]):

@@ -2,5 +2,5 @@
 
 It is one more body of what a client computes: messages, state file and updates are those of the worker
 (:mod:`fairfold.flower.fleet.worker`), bit for bit, so that either may go on where the other ended. What it cannot
-do itself (other algorithms, secure aggregation) it leaves to the worker. docs/protocol.md specifies the messages.
+do itself (other algorithms) it leaves to the worker. docs/protocol.md specifies the messages.
 """

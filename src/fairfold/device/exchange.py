@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fairfold.checksums import PARSE_ERRORS
 from fairfold.device.protobuf import bytes_field, double_field, number_field, parse_fields, text_field
 from fairfold.device.records import Objects, Records, add_object, pack_records, parse_records, split_object
-from fairfold.device.tasks import NeedsWorker, Reply, SmallDevice
+from fairfold.device.requests import NeedsWorker
+from fairfold.device.tasks import Reply, SmallDevice
 from fairfold.errors import FairfoldError, InvalidMessage, InvalidState, RequestRefused
 
 APP_RAISED_EXCEPTION = 4  # Flower's code of an error in a reply

@@ -1,68 +1,70 @@
 """Replies of a small device to the messages of the default algorithm: ``flower.client_tasks`` without torch."""
 
+import contextlib
 import logging
-import math
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairfold.checksums import PARSE_ERRORS
 from fairfold.device import uploads
-from fairfold.device.facts import MAX_ITEMS, UNITS, amount_of, id_in, invalid_message, number_in, table_in, window_in
-from fairfold.device.model import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceModel, packed_bytes
+from fairfold.device.facts import id_in, invalid_message, number_in, table_in, window_in
+from fairfold.device.masked import Measured, masked
+from fairfold.device.model import ROWS
 from fairfold.device.records import Records
+from fairfold.device.requests import PRIVATE, QUALITY, SUM, NeedsWorker, Task, read_task, require_default
 from fairfold.device.store import DeviceState, DeviceStore, RememberedUpdate, load_device_id
 from fairfold.device.stored_model import store_model
 from fairfold.device.uploads import UserHistory
-from fairfold.errors import InvalidCapacity, InvalidMessage, InvalidState
+from fairfold.errors import InvalidMessage, InvalidState
 from fairfold.flower.local_data import LocalFile
 from fairfold.flower.protocol import (
     ARRAYS,
     CAPACITY,
-    CODED,
     FACTS,
     FILE,
+    KEYS,
     MODEL,
     NUMBERING,
+    REVEAL,
     SECURE,
+    SHARES,
+    SIGN,
     STATISTICS,
     VERSION,
+    WINDOW,
 )
-from fairfold.privacy.ledger import served_privacy
+from fairfold.privacy.ledger import LEVELS, STATISTICS_PURPOSE
+from fairfold.privacy.participation import Participation, RequestKey, SumRules
+from fairfold.privacy.secure.client import SecureClient
+from fairfold.privacy.secure.keys import refuse
 
 TRAIN, EVALUATE = "train", "evaluate"
-SYNC_STATE, DEFAULT_QUALITY, SUM, QUALITY, REQUEST = "sync_state", "default_quality", "sum", "quality", "request"
-MAX_HEAD = 2**15
+SYNC_STATE, DEFAULT_QUALITY = "sync_state", "default_quality"
+COUNTS = "counts"
+STEPS = {SUM: uploads.UNIT, QUALITY: uploads.UNIT}  # of fixed point, per unit
+MAX_SECURE_MESSAGE = 1 << 26
+SECURE_STEPS = {SHARES: SecureClient.share, SIGN: SecureClient.sign, REVEAL: SecureClient.reveal}
 
 log = logging.getLogger("fairfold.device")
 Reply = dict[str, dict[str, Any]]
-
-
-class NeedsWorker(Exception):
-    """A message that this device leaves to the worker: another algorithm, secure aggregation, ratings."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task of the default algorithm, checked."""
-
-    model: CoOccurrenceModel | None  # read where the task needs it
-    projections: dict[str, Any]
-    context: dict[str, Any]
-    request: list[float]
-    num_items: int
-    top: int
+Masking = Callable[[Measured, Mapping[str, int]], Reply]
 
 
 @dataclass
 class SmallDevice:
-    """A device with its own file, capacity and state folder; ``tick`` is called between two users of a long task."""
+    """A device with its own file, capacity and state folder, and what its owner allows (``privacy.participation``).
+
+    ``tick`` is called between two users of a long task.
+    """
 
     file: LocalFile
     capacity: str
     folder: Path
+    rules: Mapping[str, Any] = field(default_factory=dict)
     tick: Callable[[], None] = lambda: None
 
     def reply(self, kind: str, records: Records) -> Reply:
@@ -72,7 +74,9 @@ class SmallDevice:
             STATISTICS: self._statistics,
             NUMBERING: self._numbering,
             MODEL: self._model,
+            KEYS: self._secure_keys,
         }
+        handlers |= {step: partial(self._secure_step, step) for step in SECURE_STEPS}
         handlers |= {TRAIN: self._train, EVALUATE: self._evaluate}
         if kind not in handlers:
             raise NeedsWorker(kind)
@@ -92,20 +96,48 @@ class SmallDevice:
         return {FACTS: {"version": VERSION, "capacity": self.capacity, "number": -1, "name": name}}
 
     def _statistics(self, facts: dict[str, Any], _records: Records) -> Reply:
-        self._require_default(facts, table_in(facts, "settings"))
+        settings = table_in(facts, "settings")
+        require_default(facts, settings)
         num_items, window = window_in(facts)
-        train, _ = self._histories(num_items)
-        counts = array("d", bytes(8 * len(window)))
-        for items in train.values():
-            for item in items:
-                if item in window:
-                    counts[item - window.start] += 1
-        sums = {"counts": counts}
-        if window.start == 0:
-            lengths = [len(items) for items in train.values()]
-            pairs = sum(length * (length + 1) for length in lengths) / 2
-            sums["users"] = array("d", [len(train), sum(lengths), pairs])
-        return {ARRAYS: sums, FACTS: {"version": VERSION, "weight": float(len(train))}}
+        with self._sum(facts, settings, (STATISTICS_PURPOSE, window.start, None)) as masking:
+            train = list(self._histories(num_items)[0].values())
+            level = settings["privacy"]["level"]
+            sums = uploads.statistics(train, window, is_private=level == PRIVATE, with_pairs=level == LEVELS[0])
+            if masking is not None:
+                steps = {COUNTS: uploads.UNIT if level == PRIVATE else 1, "users": 1}
+                return masking(Measured(sums, float(len(train))), steps)
+            return {ARRAYS: sums, FACTS: {"version": VERSION, "weight": float(len(train))}}
+
+    # -- secure sums ---------------------------------------------------------------------------------------------------
+
+    @property
+    def participation(self) -> Participation:
+        """The device's part in secure sums."""
+        return Participation(self.folder, load_device_id(self.folder), self.rules)
+
+    def _secure_keys(self, facts: dict[str, Any], _records: Records) -> Reply:
+        return _secure_reply(self.participation.begin(_secure_message(facts)))
+
+    def _secure_step(self, kind: str, facts: dict[str, Any], _records: Records) -> Reply:
+        return _secure_reply(self.participation.run_step(SECURE_STEPS[kind], _secure_message(facts)))
+
+    @contextlib.contextmanager
+    def _sum(self, facts: dict[str, Any], settings: dict[str, Any], request: RequestKey) -> Iterator[Masking | None]:
+        """How to mask the reply to a request; None for one in plain."""
+        privacy, mine = settings["privacy"], self.participation
+        level = LEVELS.index(privacy["level"])
+        rules = SumRules(level > 0, level > 1, int(privacy["min_cohort"]) if level else 0)
+        with mine.session(_secure_message(facts) if SECURE in facts else None, rules, request) as client:
+            if client is None:
+                yield None
+                return
+
+            def masking(measured: Measured, steps: Mapping[str, int]) -> Reply:
+                assert client is not None
+                content = masked(mine, client, rules, measured, steps, privacy, WINDOW)
+                return {SECURE: {SECURE: array("B", content)}, FACTS: {"version": VERSION}}
+
+            yield masking
 
     def _numbering(self, facts: dict[str, Any], records: Records) -> Reply:
         if facts.get("ratings") is True:
@@ -131,85 +163,53 @@ class SmallDevice:
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _train(self, facts: dict[str, Any], records: Records) -> Reply:
-        evaluate = facts.get("evaluate") is True
-        task = self._task(facts, records, evaluate=evaluate)
+        settings = table_in(facts, "settings")
+        private = settings["privacy"]["level"] == PRIVATE
+        evaluate = facts.get("evaluate") is True and not private
+        task = read_task(facts, records, self.capacity, evaluate=evaluate)
         store = DeviceStore(self.folder)
         state, users = self._open(facts, task, store.load())
-        quality = self._quality(task, users) if evaluate else {}
+        with self._sum(facts, settings, ("train", number_in(facts, "round", 2**31), id_in(facts, "run"))) as masking:
+            quality = self._quality(task, users) if evaluate else {}
+            sums = self._update(task, list(users.values()), settings, is_secure=masking is not None)
+            update_id, weight = id_in(facts, "update_id"), float(len(users))
+            store.save(replace(state, pending=RememberedUpdate(update_id, _local_state(users))))
+            if masking is not None:
+                return masking(_measured(sums, weight, quality), STEPS)
+            reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": weight}
+            return {ARRAYS: sums, FACTS: reply | {"scales": [1.0]} | quality}
+
+    def _update(
+        self, task: Task, users: list[UserHistory], settings: dict[str, Any], *, is_secure: bool
+    ) -> dict[str, Any]:
+        """The sum of the users' uploads, or of their reports on a candidate."""
         share, candidate, reporting, most = task.request
-        model = task.model
         if QUALITY in task.context:
-            assert model is not None
-            sums = uploads.report(
-                list(users.values()),
-                model,
-                is_default=candidate == 0,
-                share=reporting,
-                catalogue=task.num_items,
-                top=task.top,
-                tick=self.tick,
-            )
-        else:
-            head, leading = task.projections[ROWS]["shape"][0], uploads.triangle_items(task.context[SUM]["kept"][0])
-            sums = uploads.upload(list(users.values()), head=head, leading=leading, share=share, most=int(most))
-        pending = RememberedUpdate(id_in(facts, "update_id"), _local_state(users))
-        store.save(replace(state, pending=pending))
-        reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": float(len(users))}
-        return {ARRAYS: sums, FACTS: reply | {"scales": [1.0]} | quality}
+            assert task.model is not None
+            return uploads.report(
+                users, task.model, is_default=candidate == 0, share=reporting, catalogue=task.num_items,
+                top=task.top, tick=self.tick,
+            )  # fmt: skip
+        head, leading = task.projections[ROWS]["shape"][0], uploads.triangle_items(task.context[SUM]["kept"][0])
+        if settings["privacy"]["level"] == PRIVATE:
+            return uploads.private_upload(users, task.item_shares, leading, share=share)
+        exponent = float(settings["algorithm"]["history_exponent"])
+        return uploads.upload(
+            users, head=head, leading=leading, share=share, most=None if is_secure else int(most), exponent=exponent
+        )
 
     def _evaluate(self, facts: dict[str, Any], records: Records) -> Reply:
-        task = self._task(facts, records, evaluate=True)
-        _, users = self._open(facts, task, DeviceStore(self.folder).load())
-        reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": 0.0}
-        return {ARRAYS: {}, FACTS: reply | {"scales": []} | self._quality(task, users)}
-
-    def _task(self, facts: dict[str, Any], records: Records, *, evaluate: bool) -> Task:
         settings = table_in(facts, "settings")
-        self._require_default(facts, settings)
-        projections, context = table_in(facts, "projections"), table_in(facts, "context")
-        num_items = number_in(facts, "items", MAX_ITEMS, 1)
-        names = {ROWS, PAIRS, POPULARITY}
-        if projections.keys() not in (names, names | {NEIGHBORS}) or context.keys() not in ({SUM}, {QUALITY}):
-            raise invalid_message("other tensors than the model's", ", ".join(sorted(names)))
-        if not all(str(held["kind"]).startswith("quantized") for held in projections.values()):
-            raise NeedsWorker("a model in floats")
-        head = projections[ROWS]["shape"][0]
-        if not 1 <= head <= min(num_items, MAX_HEAD, settings["algorithm"]["max_items"]):
-            raise invalid_message("a model of more items than the catalogue", f"at most {num_items}")
-        if any(projections[name]["items"] != head for name in (PAIRS, NEIGHBORS) if name in projections):
-            raise invalid_message("a list of pairs of unknown items", f"items below {head}")
-        lengths = {name: packed_bytes(held) for name, held in projections.items()}
-        coded = {name: vector.tobytes() for name, vector in records[CODED].items()}
-        if {name: len(content) for name, content in coded.items()} != lengths:
-            raise invalid_message("tensors of other lengths than their sizes", "what was agreed")
-        self._require_room(sum(lengths.values()), num_items * settings["subspace"]["reference_factors"] * 4)
-        (scale,), request = facts["scales"], records[ARRAYS][REQUEST]
-        numbers = [float(number) * scale for number in request]
-        if len(numbers) != 4 or not all(map(math.isfinite, numbers)) or numbers[3] < 0:
-            raise invalid_message("a request that is no four numbers", "what FairStrategy sends")
-        size = context[SUM]["kept"][0] if SUM in context else 0
-        if type(size) is not int or not 0 <= size <= uploads.triangle_size(head):
-            raise invalid_message("a sum of more pairs than items have", f"at most {uploads.triangle_size(head)}")
-        model = None
-        if evaluate or QUALITY in context:
-            model = CoOccurrenceModel(coded, projections, float(settings["algorithm"]["pair_weight"]))
-        return Task(model, projections, context, numbers, num_items, int(settings["run"]["top"]))
-
-    def _require_default(self, facts: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Leave everything but plain sums of the default algorithm to the worker, and what it has to refuse."""
-        algorithm, privacy = settings["algorithm"]["kind"], settings["privacy"]["level"]
-        is_plain = privacy == served_privacy(self.folder) == "plain" and SECURE not in facts
-        if algorithm != "co_occurrence" or not is_plain or "image_shape" in facts:
-            raise NeedsWorker(f"{algorithm}, {privacy}")
-
-    def _require_room(self, size: int, full: int) -> None:
-        amount = amount_of(self.capacity)
-        if amount is None:
-            raise NeedsWorker("a capacity in another form")
-        number, unit = amount
-        budget = full / number if unit in "x×" else number * UNITS[unit]
-        if size > int(budget):
-            raise InvalidCapacity(f"a task of {size} bytes", f"at most {self.capacity}", "Ask this device first.")
+        task = read_task(facts, records, self.capacity, evaluate=True)
+        _, users = self._open(facts, task, DeviceStore(self.folder).load())
+        if settings["privacy"]["level"] == PRIVATE:
+            raise refuse("a request for qualities where sums have noise", "what the budget is spent on")
+        with self._sum(facts, settings, ("evaluate", number_in(facts, "round", 2**31), id_in(facts, "run"))) as masking:
+            quality = self._quality(task, users)
+            if masking is not None:
+                return masking(_measured({}, 0.0, quality), {})
+            reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": 0.0}
+            return {ARRAYS: {}, FACTS: reply | {"scales": []} | quality}
 
     def _histories(self, num_items: int) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """Items of every user to train on, and held out; ascending, by the users' names in order."""
@@ -263,6 +263,21 @@ class SmallDevice:
                 self.tick()
                 found.append(task.model.ndcg(user.items, user.held_out, task.num_items, top, len(user.items)))
         return {"quality": float(sum(found)), "evaluated": len(found)} if found else {}
+
+
+def _measured(sums: dict[str, Any], weight: float, quality: dict[str, Any]) -> Measured:
+    return Measured(sums, weight, quality.get("quality", 0.0), float(quality.get("evaluated", 0)))
+
+
+def _secure_message(facts: dict[str, Any]) -> bytes:
+    message = facts.get(SECURE)
+    if not isinstance(message, bytes) or len(message) > MAX_SECURE_MESSAGE:
+        raise invalid_message("no message of secure aggregation", "one")
+    return message
+
+
+def _secure_reply(message: bytes) -> Reply:
+    return {FACTS: {"version": VERSION, SECURE: message}}
 
 
 def _stored_users(state: DeviceState) -> dict[str, UserHistory]:

@@ -4,6 +4,7 @@
 same bits.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 3
 DROPPED, NEW, UPLOADED, RETRACT = -1, 0, 1, 2  # sync states of an item of a history
 REPORT_SIZE = 4
 MASK = 0xFFFFFFFF
+RESIDUAL_STEPS, ROUNDING_ROOM = 256, 0.998  # of sums with noise (fairfold.privacy.gram)
 
 
 def scatter(value: int) -> int:
@@ -56,6 +58,18 @@ class UserHistory:
             else:
                 self.states[place] = RETRACT if uploaded else DROPPED
 
+    def uploaded(self) -> list[int]:
+        """The items that the server's sum holds."""
+        return [item for item, state in zip(self.items, self.states, strict=True) if state > NEW]
+
+    def mark_uploaded(self, held_out: set[int]) -> None:
+        """Update the sync states after an upload of all but the held-out new items."""
+        for place, item in enumerate(self.items):
+            if self.states[place] == NEW and item not in held_out:
+                self.states[place] = UPLOADED
+            elif self.states[place] == RETRACT:
+                self.states[place] = DROPPED
+
     def present(self) -> list[tuple[int, bool]]:
         """The items that the user still has, and whether the server's sum holds them."""
         found = zip(self.items, self.states, strict=True)
@@ -72,49 +86,98 @@ def held_out_items(items: Sequence[int]) -> set[int]:
     return set(order[:count])
 
 
-def pair_weight(length: int) -> float:
-    """Weight of a pair in a history of some length: 1/n, as a multiple of the unit."""
-    return max(1, UNIT // max(1, length)) / UNIT
+def pair_weight(length: int, exponent: float = 1.0) -> float:
+    """Weight of a pair in a history of some length: n^−exponent, as a multiple of the unit."""
+    return max(1, math.floor(UNIT / math.pow(max(1, length), exponent))) / UNIT
 
 
-def upload(users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int) -> dict[str, Any]:
+def statistics(
+    histories: Sequence[Sequence[int]], window: range, *, is_private: bool, with_pairs: bool
+) -> dict[str, Any]:
+    """The users of every item of a window, and with the first window the numbers of users, items and pairs."""
+    counts = array("d", bytes(8 * len(window)))
+    for items in histories:
+        weight = math.floor(UNIT / math.sqrt(max(1, len(items)))) / UNIT if is_private else 1.0
+        for item in items:
+            if item in window:
+                counts[item - window.start] += weight
+    if window.start:
+        return {"counts": counts}
+    lengths = [len(items) for items in histories]
+    pairs = sum(length * (length + 1) for length in lengths) / 2
+    totals = [len(histories), sum(lengths) * (not is_private), pairs * with_pairs]
+    return {"counts": counts, "users": array("d", totals)}
+
+
+def upload(
+    users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int | None, exponent: float = 1.0
+) -> dict[str, Any]:
     """The change of the users' co-occurrences, whose sync states are brought up to date.
 
-    Dense, or where that takes fewer bytes the nonzero values with their positions.
+    Dense, or where that takes fewer bytes the nonzero values with their positions; with ``most`` None, as secure
+    aggregation needs it, dense and of all items.
     """
     added, retracted = list[tuple[list[int], float]](), list[tuple[list[int], float]]()
     for user in users:
-        held_out = held_out_items(user.items) if share < 1 else set()
-        before = [item for item, state in zip(user.items, user.states, strict=True) if state > NEW and item < head]
-        for place, item in enumerate(user.items):
-            state = user.states[place]
-            if state == NEW and item not in held_out:
-                user.states[place] = UPLOADED
-            elif state == RETRACT:
-                user.states[place] = DROPPED
-        now = [item for item, state in zip(user.items, user.states, strict=True) if state > NEW and item < head]
+        before = [item for item in user.uploaded() if item < head]
+        user.mark_uploaded(held_out_items(user.items) if share < 1 else set())
+        now = [item for item in user.uploaded() if item < head]
         if now != before:
-            added.append((now[:most], pair_weight(len(now))))
-            retracted.append((before[:most], -pair_weight(len(before))))
-    return pack_pairs(added + retracted, leading)
+            added.append((now[:most], pair_weight(len(now), exponent)))
+            retracted.append((before[:most], -pair_weight(len(before), exponent)))
+    return pack_pairs(added + retracted, leading, dense=most is None)
 
 
-def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int) -> dict[str, Any]:
+def private_upload(
+    users: Sequence[UserHistory], item_shares: Sequence[float], leading: int, *, share: float
+) -> dict[str, Any]:
+    """The packed sum of v vᵀ over the leading items, for a sum with noise (``privacy.gram``)."""
+    total = array("q", bytes(8 * triangle_size(leading)))
+    for user in users:
+        user.mark_uploaded(held_out_items(user.items) if share < 1 else set())
+        steps = residual_steps(user.items, item_shares)[:leading]
+        place = 0
+        for column, first in enumerate(steps):
+            if first:
+                for row in range(column + 1):
+                    total[place + row] += first * steps[row]
+            place += column + 1
+    return {"sum": array("f", [number / RESIDUAL_STEPS**2 for number in total])}
+
+
+def residual_steps(items: Sequence[int], item_shares: Sequence[float]) -> list[int]:
+    """What is unusual in a history, in multiples of 2⁻⁸ whose triangle has a norm of √½ at most."""
+    known = {item for item in items if item < len(item_shares)}
+    if not known:
+        return [0] * len(item_shares)
+    residuals = [(item in known) - min(1.0, len(known) * part) for item, part in enumerate(item_shares)]
+    squares = sum(number**2 for number in residuals)
+    fourths = sum(number**4 for number in residuals)
+    scale = max(math.sqrt(squares) * (1 + fourths / max(squares**2, 1e-24)) ** 0.25, 1e-12)
+    shrink = ROUNDING_ROOM
+    while True:
+        steps = [round(number / scale * shrink * RESIDUAL_STEPS) for number in residuals]
+        if sum(step**2 for step in steps) ** 2 + sum(step**4 for step in steps) <= RESIDUAL_STEPS**4:
+            return steps
+        shrink *= ROUNDING_ROOM
+
+
+def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int, *, dense: bool = False) -> dict[str, Any]:
     """The packed sum of pairs of weighted histories over the leading items."""
     cut = [([item for item in items if item < leading], weight) for items, weight in histories]
-    is_dense = 2 * sum(triangle_size(len(items)) for items, _ in cut) >= triangle_size(leading)
-    dense = array("f", bytes(4 * triangle_size(leading) if is_dense else 0))  # exact: multiples of the unit below 256
+    is_dense = dense or 2 * sum(triangle_size(len(items)) for items, _ in cut) >= triangle_size(leading)
+    packed = array("f", bytes(4 * triangle_size(leading) if is_dense else 0))  # exact: multiples of the unit below 256
     sparse = dict[int, float]()
     for items, weight in cut:
         for place, column in enumerate(items):
             first = triangle_size(column)
             for row in items[: place + 1]:
                 if is_dense:
-                    dense[first + row] += weight
+                    packed[first + row] += weight
                 else:
                     sparse[first + row] = sparse.get(first + row, 0.0) + weight
     if is_dense:
-        return {"sum": dense}
+        return {"sum": packed}
     places = sorted(sparse)
     return {"sum.indices": array("i", places), "sum": array("f", [sparse[place] for place in places])}
 

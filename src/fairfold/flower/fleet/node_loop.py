@@ -105,8 +105,7 @@ class NodeLoop:
 
     def __post_init__(self) -> None:
         self.open_message = self.node.folder / OPEN_MESSAGE
-        # Custom apps and models, and what an owner requires of privacy, are the worker's.
-        self.is_small = not (self.node.app or self.node.model or self.node.privacy)
+        self.is_small = not (self.node.app or self.node.model)  # custom apps and models are the worker's
 
     def run(self) -> None:
         """Serve until interrupted."""
@@ -191,7 +190,7 @@ class NodeLoop:
                 time.sleep(pause)
             return connection.call(name, body)
 
-        problem = reply_to(call, message, SmallDevice(file, node.capacity, node.state, tick))
+        problem = reply_to(call, message, SmallDevice(file, node.capacity, node.state, node.node_config(), tick))
         if problem is None:
             return False
         self._forget_message()
