@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs wheel release format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs notebooks wheel release format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -72,6 +72,10 @@ docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a netw
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "Open build/docs/index.html"
+
+notebooks: $(STAMP)  ## run the notebooks of examples/, and store their outputs
+	@$(BIN)/python -c 'import ipykernel, nbclient' 2> /dev/null || $(BIN)/python -m pip install --quiet ipykernel nbclient
+	$(BIN)/python examples/execute.py examples/*.ipynb
 
 # cibuildwheel has images with an old glibc for this (pyproject.toml). Beside a newer glibc it takes old versions of two functions, and
 # the OpenMP of torch, which is old enough, in place of the system's; auditwheel says whether it came out right.

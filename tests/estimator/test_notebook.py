@@ -1,4 +1,4 @@
-"""The notebook runs as it stands: ten cells, from a DataFrame to recommendations and a plot."""
+"""Notebooks run as they stand, and are stored with their outputs."""
 
 import ast
 import json
@@ -38,3 +38,30 @@ def test_the_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert picture._repr_png_().startswith(b"\x89PNG")
     assert quality.loc["server", "ndcg@20"] > quality.loc["popularity", "ndcg@20"]
     assert (tmp_path / "readings-model" / "result.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fair_step_by_step", "how_private", "your_data"])
+def test_other_notebooks_run_and_show_what_is_stored(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in json.loads(NOTEBOOK.with_name(f"{name}.ipynb").read_text())["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        capsys.readouterr()
+        run("".join(cell["source"]), names)
+        stored = "".join(line for out in cell["outputs"] for line in out.get("text", []))
+        assert capsys.readouterr().out == stored
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOK.parent.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_stored_with_outputs_and_small(path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert cells[-1]["outputs"]
+    assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+    assert path.stat().st_size < 100_000
