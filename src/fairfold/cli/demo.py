@@ -148,30 +148,17 @@ def _summary(rows: Rows, popularity: float) -> str:
 def _plot(rows: Rows, metric: str, popularity: float, path: Path, console: Terminal) -> None:
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
 
-        from fairfold.runs.plots import COLORS, STYLE, baseline_line, legend, metric_label
+        from fairfold.runs.plots import COLORS, STYLE, quality_by_memory
     except ImportError:
         console.echo("The picture needs matplotlib: pip install 'fairfold[report]'.")
         return
-    from fairfold.runs.units import human_bytes
-
-    known = [row for row in rows if not math.isnan(row[3])]
+    lines = []
+    for name, color, marker in zip(FEDERATIONS, COLORS, "so^D", strict=False):
+        points = [(size, held, value) for federation, size, held, value in rows if federation == name]
+        known = [point for point in points if not math.isnan(point[2])]
+        lines.append((name, known, {"color": color, "marker": marker}))
     with rc_context(STYLE | {"svg.fonttype": "none"}):
-        drawn = Figure(figsize=(7.2, 3.8), layout="constrained")
-        axes = drawn.add_subplot()
-        for name, color, marker in zip(FEDERATIONS, COLORS, "so^D", strict=False):
-            points = [(held, value) for federation, _, held, value in known if federation == name]
-            look: Any = {"marker": marker, "color": color, "label": name, "linestyle": "-" if len(points) > 1 else ""}
-            axes.plot(*zip(*points, strict=True), **look)
-        baseline_line(axes, "y", [popularity], "popularity")
-        axes.set_xscale("log")
-        sizes = {held: f"{size}: {human_bytes(held)}" for _, size, held, _ in known}
-        axes.set_xticks(list(sizes), list(sizes.values()))
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel("memory of a device")
-        axes.set_ylabel(metric_label(metric))
-        legend(drawn, [axes])
-        axes.margins(0.15)
+        drawn = quality_by_memory(lines, metric, {"popularity": popularity})
         drawn.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
     console.echo(f"The picture is in {path}")

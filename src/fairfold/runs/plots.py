@@ -19,6 +19,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#44
 SHADES = ("#08519c", "#3182bd", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7")
 WIDE, NARROW = (10.4, 4.2), (6.2, 4.4)  # sizes of figures in inches: as wide as the page, and half as wide
 STYLES = ("-", "--", ":", "-.")
+Point = tuple[str, int, float]  # size, bytes held and quality of devices
 INK, FAINT = "#1f2933", "#9aa5b1"
 STYLE: Any = {"font.size": 10, "legend.frameon": False, "axes.grid": True, "axes.axisbelow": True}
 STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
@@ -60,29 +61,42 @@ def render_figure(figure: Figure, kind: str) -> bytes:
     return content.getvalue()
 
 
-def _points(run: RunSummary) -> list[tuple[str, int, float]]:
+def _points(run: RunSummary) -> list[Point]:
     """Size, bytes held and quality of the devices that hold a model."""
     points = [(group.capacity, group.bytes_held, group.comparable_quality) for group in run.groups]
     return [(size, held, quality) for size, held, quality in points if held and quality is not None]
 
 
 def _memory(runs: list[RunSummary], names: list[str]) -> Figure:
-    """Plot the quality of each size's own model against its memory (logarithmic), a line per run."""
+    """Plot the quality of each size's own model against its memory, a line per run."""
+    looks = [{"color": color, "linestyle": style, "marker": "o"} for color, style in line_styles(runs)]
+    lines = [(name, _points(run), look) for name, run, look in zip(names, runs, looks, strict=True)]
+    # Of many runs names of sizes would overlap
+    return quality_by_memory(lines, runs[0].metric, baselines_of(runs), annotated=len(runs) <= len(COLORS))
+
+
+def quality_by_memory(
+    lines: list[tuple[str, list[Point], dict[str, str]]],
+    metric: str,
+    baselines: Mapping[str, float],
+    *,
+    annotated: bool = True,
+) -> Figure:
+    """Plot quality against bytes held (logarithmic), a line of devices by name with its look; baselines are dashed."""
     figure = Figure(figsize=NARROW, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_ylabel(metric_label(runs[0].metric))
-    for run, name, (color, style) in zip(runs, names, line_styles(runs), strict=True):
-        points = sorted(_points(run), key=lambda point: point[1])
-        held, reached = [point[1] for point in points], [point[2] for point in points]
-        axes.plot(held, reached, color=color, linestyle=style, marker="o", linewidth=1.8, label=name)
-        if len(runs) > len(COLORS):
-            continue  # names of sizes would overlap
-        for place in sorted(set(zip(held, reached, strict=True))):  # equal sizes share a label
-            sizes = [size for size, *point in points if tuple(point) == place]
-            axes.annotate(", ".join(sizes), place, xytext=(0, 7), textcoords="offset points", ha="center")
-    _baselines(runs, axes, "y")
+    axes.set_ylabel(metric_label(metric))
+    for name, unordered, look in lines:
+        points = sorted(unordered, key=lambda point: point[1])
+        places = [(held, reached) for _, held, reached in points]
+        own: Any = look if len(points) > 1 else look | {"linestyle": ""}
+        axes.plot(*zip(*places, strict=True) if places else ((), ()), linewidth=1.8, label=name, **own)
+        for place in sorted(set(places)) if annotated else ():  # equal sizes share a label
+            sizes = ", ".join(size for size, *point in points if tuple(point) == place)
+            axes.annotate(sizes, place, xytext=(0, 7), textcoords="offset points", ha="center")
+    _baselines(baselines, axes, "y")
     axes.set_xscale("log")
-    held = sorted({held for run in runs for _, held, _ in _points(run)})
+    held = sorted({held for _, points, _ in lines for _, held, _ in points})
     room = (held[-1] / held[0]) ** 0.12  # for a label, on this scale
     ticks = [value for number, value in enumerate(held) if number == 0 or value > held[number - 1] * room]
     axes.set_xticks(ticks, list(map(human_bytes, ticks)))
@@ -93,10 +107,10 @@ def _memory(runs: list[RunSummary], names: list[str]) -> Figure:
     return figure
 
 
-def _baselines(runs: list[RunSummary], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
+def _baselines(baselines: Mapping[str, float], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
     """Draw a line for every baseline; those that are close to each other share a label."""
     known: dict[str, float] = {}
-    for name, value in baselines_of(runs).items():
+    for name, value in baselines.items():
         known.setdefault(short_name(name), value)
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     room = 0.045 * (max(high, *known.values()) - min(low, *known.values())) if known else 0.0
@@ -132,7 +146,7 @@ def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
             across, [one.server for one in run.evaluations], color=color, linestyle=style, linewidth=1.8,
             marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
         )  # fmt: skip
-    _baselines(runs, axes, "y")
+    _baselines(baselines_of(runs), axes, "y")
     axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
@@ -163,7 +177,7 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
             color=INK if size == "server" else SHADES[min(number, len(SHADES) - 1)],
             label="server's model" if size == "server" else size,
         )
-    _baselines(runs, axes, "x", ha="center")
+    _baselines(baselines_of(runs), axes, "x", ha="center")
     axes.set_yticks(range(len(runs)), names, fontsize=8.5)
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
