@@ -173,13 +173,13 @@ from fairfold.algorithms.closed_form import ClosedForm
 from fairfold.cli import app
 
 if os.environ["RANK"] == "1":
-    true = ClosedForm._of_size
+    true = ClosedForm._updates_of_size
 
     def fails(self, plan, clients, task, client_ids):
         if task.round_number == 1:
             raise ValueError("no electricity")
         return true(self, plan, clients, task, client_ids)
 
-    ClosedForm._of_size = fails
+    ClosedForm._updates_of_size = fails
 app()
 """

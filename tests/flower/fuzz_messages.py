@@ -143,7 +143,7 @@ def _nothing(_found: object) -> None:
 
 def _note(content: RecordDict) -> None:
     nodes = Nodes(Settings())
-    nodes._join(5, content)
+    nodes._add_node(5, content)
     if not nodes.usable:
         assert nodes.left_out
         raise InvalidMessage("a node left out", "a node that can be used", "None.")

@@ -195,7 +195,10 @@ def test_qualities_that_clients_measure_are_those_of_the_simulator(name: str, tm
     nodes = in_process(data, settings, 6, tmp_path)
     evaluator, world = Evaluator(nodes.world, {}), nodes.world
     order = -torch.arange(data.num_items).float()
-    before = [evaluator._rank(lambda users: order.repeat(len(users), 1), evaluator.members(n)).ndcg for n in range(3)]
+    before = [
+        evaluator._evaluate_ranking(lambda users: order.repeat(len(users), 1), evaluator.members(n)).ndcg
+        for n in range(3)
+    ]
     state = nodes.run()
     for number in range(6):
         world.clients.save_local_state([2 * number, 2 * number + 1], nodes.kept(number).acknowledged.local_state)

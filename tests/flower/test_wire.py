@@ -309,7 +309,7 @@ def test_looking_at_all_items_finds_nothing_better(support: int, monkeypatch: py
     def first() -> torch.Tensor:
         work = TaskRunner(request, data, ClientState(run=5), 1)
         vectors = DeviceScoring.of(work.plan.algorithm).scoring_vectors(work.plan, work.task, work.clients, work.users)
-        return work._best(vectors, work.users, 20)
+        return work._best_items(vectors, work.users, 20)
 
     some = first()
     assert (request.task.projections["rows"].shape[0] < 20) == (support > 1)

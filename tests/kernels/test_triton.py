@@ -226,7 +226,7 @@ def test_slopes_of_a_step(
             reference.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
             held.step += 1
 
-    backend._run = run  # type: ignore[method-assign]
+    backend._replay_steps = run  # type: ignore[method-assign]
     with precision():
         after_rounds(world, state.to(device), backend=backend)
     assert any(bool(each.any()) for each in found)

@@ -65,11 +65,11 @@ class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
             return replace(state, round_number=next_round)
         parts = size_sums(aggregate)
         if self.aggregation == "paper":
-            mean = {name: _mean(state.full[name], of, changes=False) for name, of in parts.items()}
+            mean = {name: _mean_update(state.full[name], of, changes=False) for name, of in parts.items()}
             return replace(state, full=state.full | mean, round_number=next_round)
-        return self._stepped(plan, state, parts)
+        return self._optimizer_step(plan, state, parts)
 
-    def _stepped(self, plan: Plan, state: State, parts: dict[str, list[SizeSum]]) -> State:
+    def _optimizer_step(self, plan: Plan, state: State, parts: dict[str, list[SizeSum]]) -> State:
         next_round = state.round_number + 1
         full = dict(state.full)
         algorithm_state = {name: dict(of) for name, of in state.algorithm_state.items()}
@@ -83,7 +83,7 @@ class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
             if self.server_optimizer == "sgd" and all(isinstance(part.projection, Hashed) for part in of):
                 add_mean(full[name], of, step)  # into the model itself: no second vector of its size
                 continue
-            change = _mean(full[name], of, changes=True)
+            change = _mean_update(full[name], of, changes=True)
             if self.server_optimizer == "sgd":
                 full[name] = change.mul_(step).add_(full[name])
                 continue
@@ -127,10 +127,10 @@ def size_sums(aggregate: Aggregate) -> dict[str, list[SizeSum]]:
 
 def mean_changes(full: Weights, aggregate: Aggregate) -> Weights:
     """The mean change of each tensor over the clients of all sizes."""
-    return {name: _mean(full[name], of, changes=True) for name, of in size_sums(aggregate).items()}
+    return {name: _mean_update(full[name], of, changes=True) for name, of in size_sums(aggregate).items()}
 
 
-def _mean(full: Tensor, parts: Sequence[SizeSum], *, changes: bool) -> Tensor:
+def _mean_update(full: Tensor, parts: Sequence[SizeSum], *, changes: bool) -> Tensor:
     found: Tensor = type(parts[0].projection).mean(full, parts, changes=changes)
     return found
 
@@ -142,7 +142,7 @@ def add_mean(full: Tensor, parts: Sequence[SizeSum], step: float) -> None:
     """Add ``step`` times the mean update to the server's vector, in place, a block at a time."""
     first, *others = sums_of(parts)
     if others:
-        full.copy_(_mean(full, parts, changes=True).mul_(step).add_(full))
+        full.copy_(_mean_update(full, parts, changes=True).mul_(step).add_(full))
         return
     space, mean = first.mean()
     for start in range(0, len(full), BLOCK):

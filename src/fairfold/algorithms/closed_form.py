@@ -145,16 +145,18 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
 
     def client_updates(self, plan: Plan, clients: Clients, scheduled: list[ScheduledTask]) -> Iterator[ClientUpdate]:
         for task, client_ids in group_by_task(scheduled):
-            yield from self._of_size(plan, clients, task, client_ids)
+            yield from self._updates_of_size(plan, clients, task, client_ids)
 
-    def _of_size(self, plan: Plan, clients: Clients, task: ClientTask, client_ids: list[int]) -> Iterator[ClientUpdate]:
+    def _updates_of_size(
+        self, plan: Plan, clients: Clients, task: ClientTask, client_ids: list[int]
+    ) -> Iterator[ClientUpdate]:
         (name,) = plan.architecture.tables
         (user_name,) = plan.architecture.user_vectors
         space = subspace_of(task.projections[name])
         factors = plan.settings.model.factors
         compact = task.vectors[name]
         histories = [clients.train.of(client) for client in client_ids]
-        rows, users = self._solved(compact, space, factors, histories)
+        rows, users = self._solve_users(compact, space, factors, histories)
         own = 1 - self.unobserved_weight
         slopes = [(own * (of @ user) - 1)[:, None] * user for of, user in zip(rows, users, strict=True)]
         bounds = self._bounds(users, slopes, compact, factors)
@@ -173,7 +175,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
                 task, [client_ids[place] for place in places], Update(sums, total), {user_name: users[places]}
             )
 
-    def _solved(
+    def _solve_users(
         self, compact: Tensor, space: Subspace, factors: int, histories: list[Tensor]
     ) -> tuple[list[Tensor], Tensor]:
         """The rows of the items of some users, and the users' vectors."""
@@ -219,7 +221,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
         (user_name,) = plan.architecture.user_vectors
         space = subspace_of(task.projections[name])
         histories = [clients.train.of(user) for user in users]
-        return {user_name: self._solved(task.vectors[name], space, plan.settings.model.factors, histories)[1]}
+        return {user_name: self._solve_users(task.vectors[name], space, plan.settings.model.factors, histories)[1]}
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
         (name,) = plan.architecture.tables

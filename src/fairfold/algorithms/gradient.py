@@ -109,12 +109,12 @@ class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings
         return [f"algorithm.{key}" for key in RankingSgd.RANKING_KEYS] if settings.model.predicts_ratings else []
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
-        return scorer(self._model(plan, full, clients))
+        return scorer(self._full_model(plan, full, clients))
 
     def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Predictor:
-        return predictor(self._model(plan, full, clients))
+        return predictor(self._full_model(plan, full, clients))
 
-    def _model(self, plan: Plan, full: Weights, clients: Clients) -> nn.Module:
+    def _full_model(self, plan: Plan, full: Weights, clients: Clients) -> nn.Module:
         if not clients.are_new:
             return plan.architecture.model_of(full, clients.local_state)
         users = list(range(clients.train.num_users))
@@ -259,7 +259,7 @@ class Central(RecommenderAlgorithm, Centralized):
         values |= {name: rows.reshape(-1).clone() for name, rows in vectors.items()}
         batch = self.batch_size * (plan.settings.fleet.clients_per_round or clients.train.num_users)
         done = task.round_number * self.local_epochs * math.ceil(len(clients.train) / batch)
-        moments = {name: _moments_of(client.local_state, name) for name in values}
+        moments = {name: _optimizer_moments(client.local_state, name) for name in values}
         steps = {name: LocalOptimizer(tensor, self, moments[name], done) for name, tensor in values.items()}
         losses = vmap(work.sample_losses, in_dims=(None, 0, 0, 0 if work.has_targets else None))
         for part in work.everything(clients.source(task.round_number, 0), batch):
@@ -283,6 +283,6 @@ class Central(RecommenderAlgorithm, Centralized):
         return replace(state, full=full, round_number=state.round_number + 1)
 
 
-def _moments_of(local_state: Weights, name: str) -> Weights:
+def _optimizer_moments(local_state: Weights, name: str) -> Weights:
     mine = {key.removeprefix(MOMENT): of for key, of in local_state.items() if key.startswith(MOMENT)}
     return {key.removesuffix(f"/{name}"): of for key, of in mine.items() if key.endswith(f"/{name}")}

@@ -62,7 +62,7 @@ def gather(clients: Clients, scheduled_task: ScheduledTask) -> ActiveSet:
             factors[name] = SignedPositions.contiguous_run(start + left.numel(), right.shape)
         else:
             assert isinstance(projection, Coordinatewise)  # see supports_batched_training
-            among_slots, slots[name] = _factorized(projection, wanted)
+            among_slots, slots[name] = _touched_positions(projection, wanted)
             positions[name] = among_slots.shifted(start)
         values.append(task.vectors[name].index_select(0, slots[name]))
         sections[name] = slice(start, start + len(slots[name]))
@@ -84,7 +84,7 @@ def gather(clients: Clients, scheduled_task: ScheduledTask) -> ActiveSet:
     return ActiveSet(client, task, joined, joined.clone(), sections, slots, positions, factors, samples, prox)
 
 
-def _factorized(projection: Coordinatewise, coordinates: Tensor) -> tuple[SignedPositions, Tensor]:
+def _touched_positions(projection: Coordinatewise, coordinates: Tensor) -> tuple[SignedPositions, Tensor]:
     """Positions of distinct coordinates among the touched slots, and which slots these are."""
     slots, signs = projection.places(coordinates)
     if slots is coordinates:  # the full space, where no slot is shared
@@ -137,11 +137,11 @@ class _Lockstep:
         self._factors = list(self._clients[0].factors)
         shifted = [
             {name: positions.shifted(offset) for name, positions in client.positions.items()}
-            | {_factor(name): positions.shifted(offset) for name, positions in client.factors.items()}
+            | {_factor_name(name): positions.shifted(offset) for name, positions in client.factors.items()}
             for client, offset in zip(self._clients, offsets, strict=True)
         ]
         self._tables = {name: SignedPositions.joined([each[name] for each in shifted]) for name in training.tables}
-        others = (*training.dense, *training.user_vectors, *(_factor(name) for name in self._factors))
+        others = (*training.dense, *training.user_vectors, *(_factor_name(name) for name in self._factors))
         self._others = {name: SignedPositions.joined([each[name] for each in shifted], torch.stack) for name in others}
         weights = [client.prox_weights for client in self._clients if client.prox_weights is not None]
         self._prox_weights = torch.cat(weights) if training.prox else None
@@ -205,8 +205,8 @@ class _Lockstep:
     def _item_rows(self, name: str, shape: torch.Size, flat: dict[str, Tensor]) -> Tensor:
         """Rows of a table for every sample, [clients, samples, width, columns]."""
         rows = flat[name].view(*shape, -1)
-        return rows @ flat[_factor(name)][:, None] if name in self._factors else rows
+        return rows @ flat[_factor_name(name)][:, None] if name in self._factors else rows
 
 
-def _factor(name: str) -> str:
+def _factor_name(name: str) -> str:
     return f"second factor of {name}"

@@ -102,7 +102,7 @@ class GraphBackend:
         self._graph: torch.cuda.CUDAGraph | None = None
         factors = cohort_layout.factor_columns(self.training)
         self._units = [torch.eye(columns, device=device, dtype=dtype) for columns in factors]
-        self._draws = Prefetcher(self._draw, sampler.plan.settings.run.rounds, ROUNDS_AHEAD)
+        self._draws = Prefetcher(self._draw_round, sampler.plan.settings.run.rounds, ROUNDS_AHEAD)
 
     def __call__(self, clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:
         """Compute client updates; see :data:`fairfold.federation.round.Backend`."""
@@ -114,14 +114,14 @@ class GraphBackend:
         remaining = chain([first], remaining)
         for drawn in self._draws.get(first.task.round_number):
             tasks = {each.client: each.task for each in islice(remaining, len(drawn.client_ids))}
-            yield from self._train(drawn.to(self.device).samples(), tasks, separate)
+            yield from self._train_cohort(drawn.to(self.device).samples(), tasks, separate)
 
-    def _draw(self, round_number: int) -> list[CohortDraws]:
+    def _draw_round(self, round_number: int) -> list[CohortDraws]:
         cohort = self.sampler.ranks.owned(self.sampler.cohort(round_number).tolist())
         batches, pinned = distinct_batches(cohort, self.clients_at_once), self.device.type == "cuda"
         return [cohort_layout.draw(self.clients, client_ids, round_number, pinned=pinned) for client_ids in batches]
 
-    def _train(self, samples: CohortSamples, task_of: Mapping[int, ClientTask], separate: Separate) -> Updates:
+    def _train_cohort(self, samples: CohortSamples, task_of: Mapping[int, ClientTask], separate: Separate) -> Updates:
         tasks = [task_of[client] for client in samples.client_ids]
         local_state = self.clients.local_state
         sections = cohort_layout.make_sections(self.training, samples.client_ids, tasks, local_state, self.device)
@@ -130,28 +130,28 @@ class GraphBackend:
         sources = lookups.sources()
         values = self.buffers.values[: len(sources)]
         values.copy_(sections.source[sources])
-        self._run(len(samples.sizes))
+        self._replay_steps(len(samples.sizes))
         self._draws.prefetch_after(tasks[0].round_number)
         updates = CohortUpdates(self.clients, values, samples.client_ids, tasks, lookups, sources)
         yield from updates.client_updates(separate)
 
-    def _run(self, steps: int) -> None:
+    def _replay_steps(self, steps: int) -> None:
         if self.device.type != "cuda":
-            self._take(steps)
+            self._take_steps(steps)
             return
         steps_per_replay = self.steps.local_epochs  # which divide the steps of every round
         if self._graph is None:
             buffers = self.buffers
             changed = [buffers.values, buffers.gradient, *buffers.moments, buffers.step]
-            self._graph = capture(lambda: self._take(steps_per_replay), changed)
+            self._graph = capture(lambda: self._take_steps(steps_per_replay), changed)
         for _ in range(steps // steps_per_replay):
             self._graph.replay()
 
-    def _take(self, steps: int) -> None:
+    def _take_steps(self, steps: int) -> None:
         for _ in range(steps):
-            self._step()
+            self._take_step()
 
-    def _step(self) -> None:
+    def _take_step(self) -> None:
         buffers = self.buffers
         pairwise_loss = not self.training.ratings and self.training.objective == "bpr"
         form = self.training.form if pairwise_loss and not self._units else None

@@ -94,7 +94,7 @@ class TorchRanks(Ranks):
         if not trained:
             return
         for name, table in sorted(clients.local_state.items()):  # sums, to which only the owner adds more than zeros
-            of_clients = [_rows(clients, name, client) for client in trained]
+            of_clients = [_client_rows(clients, name, client) for client in trained]
             rows = torch.cat(of_clients).to(table.device)
             others = [torch.full_like(of, not self.owns(c)) for c, of in zip(trained, of_clients, strict=True)]
             values = table[rows]
@@ -103,7 +103,7 @@ class TorchRanks(Ranks):
             table[rows] = values
 
 
-def _rows(clients: Clients, name: str, client: int) -> Tensor:
+def _client_rows(clients: Clients, name: str, client: int) -> Tensor:
     rows = clients.state_rows(name, client)
     return torch.tensor([rows]) if isinstance(rows, int) else torch.arange(len(clients.local_state[name]))[rows]
 

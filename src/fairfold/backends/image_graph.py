@@ -88,7 +88,7 @@ class ImageGraphBackend:
         self._networks: dict[int, torch.nn.Module] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._draws = Prefetcher(self._draw, sampler.plan.settings.run.rounds, ROUNDS_AHEAD)
+        self._draws = Prefetcher(self._draw_batches, sampler.plan.settings.run.rounds, ROUNDS_AHEAD)
 
     def __call__(self, clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:  # noqa: ARG002
         """Compute client updates; see :data:`fairfold.federation.round.Backend`."""
@@ -97,22 +97,22 @@ class ImageGraphBackend:
             self._tables.clear()
         remaining = iter(scheduled)
         while batch := list(islice(remaining, len(self._full))):
-            yield from self._train(batch, self._draws.get(batch[0].task.round_number))
+            yield from self._train_cohort(batch, self._draws.get(batch[0].task.round_number))
 
-    def _train(self, scheduled: list[ScheduledTask], batches: dict[int, Tensor]) -> Updates:
+    def _train_cohort(self, scheduled: list[ScheduledTask], batches: dict[int, Tensor]) -> Updates:
         ordered = sorted(scheduled, key=lambda each: -len(batches[each.client]))
         for row, each in enumerate(ordered):
             sent = torch.cat([each.task.vectors[name] for name in each.task.projections]).to(self.device)
             self._values[row].zero_().index_copy_(0, self._client_positions(each), sent)
             self._slot_tables.set_client(row, self._client_table(each))
         drawn = [batches[each.client] for each in ordered]
-        self._fill(drawn)
+        self._fill_batches(drawn)
         for tensor in (*self._moments, self._step, self._gradient):
             tensor.zero_()
-        self._update(len(scheduled))  # with no gradient nothing moves: it only recovers the weights
+        self._update_slots(len(scheduled))  # with no gradient nothing moves: it only recovers the weights
         done = 0
         for working in range(len(scheduled), 0, -1):  # until the last of these has no more batches
-            self._run(working, len(drawn[working - 1]) - done)
+            self._replay_steps(working, len(drawn[working - 1]) - done)
             done = len(drawn[working - 1])
         self._draws.prefetch_after(scheduled[0].task.round_number)
         row_of = {id(each): row for row, each in enumerate(ordered)}
@@ -139,7 +139,7 @@ class ImageGraphBackend:
             self._tables[key] = self.layout.table(scheduled_task.task.projections, self.device)
         return self._tables[key]
 
-    def _draw(self, round_number: int) -> dict[int, Tensor]:
+    def _draw_batches(self, round_number: int) -> dict[int, Tensor]:
         """The batches of every client as the sequential backend draws them, int32 [steps, batch], padded by -1."""
         size = self.training.steps.batch_size
         batches = {}
@@ -149,7 +149,7 @@ class ImageGraphBackend:
             batches[client] = padded.view(-1, size)
         return batches
 
-    def _fill(self, batches: list[Tensor]) -> None:
+    def _fill_batches(self, batches: list[Tensor]) -> None:
         """Set up the batches of a round; padding is an image whose share in the loss is 0."""
         steps, clients = len(batches[0]), len(batches)
         rows = torch.full((steps, clients, self.training.steps.batch_size), -1, dtype=torch.int32)
@@ -160,7 +160,7 @@ class ImageGraphBackend:
         self._rows[:steps, :clients] = rows.clamp_(min=0)
         self._shares[:steps, :clients] = real / real.sum(2, keepdim=True).clamp_(min=1)
 
-    def _run(self, working: int, steps: int) -> None:
+    def _replay_steps(self, working: int, steps: int) -> None:
         if self.device.type != "cuda":
             self._take_steps(working, steps)
             return
@@ -174,17 +174,17 @@ class ImageGraphBackend:
     def _take_steps(self, working: int, steps: int) -> None:
         """Forward, backward and optimizer step of the first clients, all at once."""
         for _ in range(steps):
-            if chain := self._chain(working):
+            if chain := self._linear_layers(working):
                 from fairfold.kernels.gpu.training import Batches, chain_gradients  # imports Triton
 
                 chain_gradients(chain, Batches(self._pixels, self._labels, self._rows, self._shares, self._step))
             else:
                 self._autograd_gradients(working)
-            self._update(working)
+            self._update_slots(working)
             self._step += 1
 
     def _autograd_gradients(self, working: int) -> None:
-        network = self._network(working)
+        network = self._stacked_network(working)
         rows = self._rows[:, :working].index_select(0, self._step).view(-1)
         shares = self._shares[:, :working].index_select(0, self._step).view(-1, 1)
         with torch.enable_grad():
@@ -194,26 +194,26 @@ class ImageGraphBackend:
         with torch.autograd.set_multithreading_enabled(False):  # here, where the stream being captured is current
             torch.autograd.backward(logits, gradient)
 
-    def _update(self, working: int) -> None:
+    def _update_slots(self, working: int) -> None:
         slots = self._values, self._moments, self._slot_tables
         ops.step_slots(self._full[:working], self._gradient[:working], *slots, self._rates, self._step)
 
-    def _chain(self, working: int) -> "list[StackedLinear]":
+    def _linear_layers(self, working: int) -> "list[StackedLinear]":
         """The network as a chain of linear layers, for our own kernels (float32, on a GPU); empty if it is none."""
         network = self.training.architecture.network
         if not isinstance(network, MLP) or self.device.type != "cuda" or self._full.dtype != torch.float32:
             return []
-        return linear_chain(network.chain, self._parts(working))
+        return linear_chain(network.chain, self._stacked_parts(working))
 
-    def _parts(self, working: int) -> dict[str, StackedTensor]:
+    def _stacked_parts(self, working: int) -> dict[str, StackedTensor]:
         parts = {}
         for name, (start, shape) in self.layout.parts.items():
             rows = [matrix[:working, start : start + prod(shape)] for matrix in (self._full, self._gradient)]
             parts[name] = StackedTensor(*(each.view(working, *shape) for each in rows))
         return parts
 
-    def _network(self, working: int) -> torch.nn.Module:
+    def _stacked_network(self, working: int) -> torch.nn.Module:
         if working not in self._networks:
             network = self.training.architecture.empty_network()
-            self._networks[working] = stacked_network(network, self._parts(working))
+            self._networks[working] = stacked_network(network, self._stacked_parts(working))
         return self._networks[working]

@@ -212,11 +212,11 @@ def _whole_pieces(size: int) -> int:
 def _sections(name: str, projections: list[Projection], layers: Shapes) -> dict[str, Shapes]:
     """The sections of one vector over all sizes, and the parts of each, weights as matrices."""
     if name == WHOLE_MODEL:
-        return {name: {layer: _matrix(shape) for layer, shape in layers.items()}}
+        return {name: {layer: _matrix_shape(shape) for layer, shape in layers.items()}}
     sections: dict[str, Shapes] = {}
     factored = [projection for projection in projections if isinstance(projection, LowRank)]
     if len(factored) < len(projections):
-        sections[name] = {name: _matrix(layers[name])}
+        sections[name] = {name: _matrix_shape(layers[name])}
     if factored:
         rank, (rows, columns) = max(projection.rank for projection in factored), factored[0].shape
         sections[name + LEFT] = {name + LEFT: (rows, rank)}
@@ -224,5 +224,5 @@ def _sections(name: str, projections: list[Projection], layers: Shapes) -> dict[
     return sections
 
 
-def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], prod(shape[1:])) if len(shape) > 1 else shape

@@ -74,9 +74,9 @@ class ClientNetwork:
         for name, projection in projections.items():
             vector = self.vectors[name]
             if isinstance(projection, LowRank):
-                self._factor(name, vector, projection)
+                self._place_factors(name, vector, projection)
             elif isinstance(projection, LeadingBlock):
-                self._place(name, vector.view(projection.kept), name)
+                self._place_parameter(name, vector.view(projection.kept), name)
             else:
                 assert isinstance(projection, Hashed)
                 self._place_hashed(architecture, name, vector, projection)
@@ -110,19 +110,21 @@ class ClientNetwork:
             full = torch.empty(layout.full_size, dtype=vector.dtype)
             self._buffers[name] = (layout, full)
         if name != WHOLE_MODEL:
-            self._place(name, full.view(architecture.layers[name]), name, 0, layout)
+            self._place_parameter(name, full.view(architecture.layers[name]), name, 0, layout)
             return
         start = 0
         for layer, tensor in architecture.in_shape({name: full}).items():
-            self._place(layer, tensor, name, start, layout)
+            self._place_parameter(layer, tensor, name, start, layout)
             start += tensor.numel()
 
-    def _place(self, layer: str, tensor: Tensor, name: str, start: int = 0, layout: Layout | None = None) -> None:
+    def _place_parameter(
+        self, layer: str, tensor: Tensor, name: str, start: int = 0, layout: Layout | None = None
+    ) -> None:
         parameter, (owner, _, last) = nn.Parameter(tensor), layer.rpartition(".")
         setattr(self.network.get_submodule(owner), last, parameter)
         self._parts.append(_Part(parameter, name, start, layout))
 
-    def _factor(self, name: str, vector: Tensor, projection: LowRank) -> None:
+    def _place_factors(self, name: str, vector: Tensor, projection: LowRank) -> None:
         owner, _, _ = name.rpartition(".")
         above, _, last = owner.rpartition(".")
         left, right = (nn.Parameter(factor) for factor in projection.factors(vector))

@@ -82,7 +82,7 @@ def _errors_as_messages() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        _print(Text("interrupted"))
+        _print_line(Text("interrupted"))
         raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -109,7 +109,7 @@ def print_error(error: Exception) -> bool:
         message = f"{error.filename or 'standard output'}: {error.strerror or error}"
     else:
         return False
-    _print(Text.assemble(("error: ", "red"), message))
+    _print_line(Text.assemble(("error: ", "red"), message))
     return True
 
 
@@ -123,7 +123,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return any(words in text for words in ("can't allocate memory", "not enough memory", "out of memory"))
 
 
-def _print(message: Text) -> None:
+def _print_line(message: Text) -> None:
     with contextlib.suppress(OSError):  # the error stream may be closed as well
         Terminal(stderr=True).print(message, soft_wrap=True)
 

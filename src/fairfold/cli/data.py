@@ -71,7 +71,7 @@ def prepare_command(
         item_column=item_column, rating_column=rating_column, time_column=time_column, scale=scale, images=images,
         separator="\t" if separator in ("tab", "\\t") else separator,
     )  # fmt: skip
-    _show(prepared)
+    _print_prepared(prepared)
 
 
 def _share(split: str | None) -> float | str | None:
@@ -135,7 +135,7 @@ def stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
-def _show(prepared: "Prepared") -> None:
+def _print_prepared(prepared: "Prepared") -> None:
     """Print the counts of a prepared data set, and what was repaired."""
     console = Terminal()
     manifest = prepared.manifest

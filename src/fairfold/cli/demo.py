@@ -77,13 +77,13 @@ def demo(
     ]
     mix = models[MIX]
     popularity = mix.result.baselines["popularity"]
-    console.print(_table(rows, mix.result.metric, popularity))
-    console.echo(_summary(rows, popularity))
+    console.print(_results_table(rows, mix.result.metric, popularity))
+    console.echo(_summary_sentence(rows, popularity))
     titles = [mix.data.titles[item] for item in mix.data.train.of(USER).tolist()[:3]] if mix.data.titles else []
     console.echo(f"Reader {USER} has read {', '.join(titles)} and others. A 16x device recommends:")
     for title in mix.recommend(USER, k=3, capacity="16x").titles:
         console.echo(f"  {title}")
-    _plot(rows, mix.result.metric, popularity, picture, console)
+    _write_picture(rows, mix.result.metric, popularity, picture, console)
 
 
 def demo_fleet(users: int, items: int, port: int) -> None:
@@ -118,7 +118,7 @@ def demo_fleet(users: int, items: int, port: int) -> None:
             console.echo("The server and its devices have ended; what they stored is deleted.")
 
 
-def _table(rows: Rows, metric: str, popularity: float) -> Table:
+def _results_table(rows: Rows, metric: str, popularity: float) -> Table:
     from fairfold.runs.units import human_bytes
 
     title = "Why devices of every size should train together"
@@ -135,7 +135,7 @@ def _table(rows: Rows, metric: str, popularity: float) -> Table:
     return table
 
 
-def _summary(rows: Rows, popularity: float) -> str:
+def _summary_sentence(rows: Rows, popularity: float) -> str:
     quality = {(name, size): value for name, size, _, value in rows}
     alone = quality["only large devices", "1x"]
     return (
@@ -145,7 +145,7 @@ def _summary(rows: Rows, popularity: float) -> str:
     )
 
 
-def _plot(rows: Rows, metric: str, popularity: float, path: Path, console: Terminal) -> None:
+def _write_picture(rows: Rows, metric: str, popularity: float, path: Path, console: Terminal) -> None:
     try:
         from matplotlib import rc_context
 

@@ -54,11 +54,11 @@ def export(
         note += " Its size does not nest with those of the run: a model to use, not to train along."
     console.echo(
         f"{path}: {device.size:,} of {full_size:,} numbers{held}, {human_bytes(written)}. "
-        f"{metric} {_figure(value)} {asked}; the server's model {_figure(server)}.{note}"
+        f"{metric} {_format_quality(value)} {asked}; the server's model {_format_quality(server)}.{note}"
     )
 
 
-def _figure(value: float | None) -> str:
+def _format_quality(value: float | None) -> str:
     return "not known" if value is None else f"{value:.4f}"
 
 

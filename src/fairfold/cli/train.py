@@ -169,14 +169,14 @@ def train(
                     console.echo(f"Go on with: fairfold train --out {folder} --resume")
                 raise
             results.append(finished.result)
-            _show(console, finished)
+            _print_result(console, finished)
             if isinstance(settings.privacy, DifferentialPrivacy) if audit is None else audit:
                 run_audit(console, finished.folder.path)
     if splits is not None:
         console.print(spread_table(results))
 
 
-def _show(console: Terminal, finished: FinishedRun) -> None:
+def _print_result(console: Terminal, finished: FinishedRun) -> None:
     result = finished.result
     for line in result.warnings:
         console.echo(line)

@@ -92,7 +92,7 @@ class FaultSettings(FrozenSettings):
     out_of_range: float = Field(0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _at_most_all(self) -> Self:
+    def _require_shares_of_one(self) -> Self:
         total = sum(self.model_dump().values())
         if total > 1 + 1e-9:
             raise ValueError(f"shares of faults that add up to {total:.3g}: at most 1")

@@ -162,7 +162,7 @@ def _resolve(tables: Mapping[str, Any]) -> dict[str, FrozenSettings]:
             hint = _suggestion(key) or f": tables are {', '.join(TABLES)}"
             raise ValueError(f"unknown key {key!r}{hint}")
     kinds = {table: kinds_of(table) for table in TABLES}
-    given = {table: _as_keys(table, tables.get(table, {}), kinds[table]) for table in TABLES}
+    given = {table: _table_keys(table, tables.get(table, {}), kinds[table]) for table in TABLES}
     tag = _default_tag("algorithm", given["algorithm"], _default_algorithm(given["model"], given["subspace"]))
     algorithm = kinds["algorithm"].get(tag) if isinstance(tag, str) else None
     implied = {table: dict(keys) for table, keys in (algorithm.DEFAULTS if algorithm else {}).items()}
@@ -178,15 +178,15 @@ def _resolve(tables: Mapping[str, Any]) -> dict[str, FrozenSettings]:
     problems: list[str] = []
     for table in TABLES:
         try:
-            validated[table] = _validate(table, kinds[table], given[table], implied.get(table, {}))
+            validated[table] = _validate_table(table, kinds[table], given[table], implied.get(table, {}))
         except ValidationError as error:
-            problems += [_explain(table, kinds[table], problem) for problem in error.errors()]
+            problems += [_explain_problem(table, kinds[table], problem) for problem in error.errors()]
     if problems:
         raise ValueError("; ".join(problems))
     return validated
 
 
-def _as_keys(table: str, given: Any, kinds: Kinds) -> Any:
+def _table_keys(table: str, given: Any, kinds: Kinds) -> Any:
     """The keys of a table that is given by its kind (a name or class) or as an object; its class joins ``kinds``."""
     tag = TAGS.get(table, "")
     if isinstance(given, FrozenSettings):
@@ -231,7 +231,7 @@ def _default_algorithm(model: Any, subspace: Any) -> str:
     return "closed_form" if method is None or method in SUBSPACE_METHODS else "gradient"
 
 
-def _validate(table: str, kinds: Kinds, keys: Any, defaults: Mapping[str, Any]) -> FrozenSettings:
+def _validate_table(table: str, kinds: Kinds, keys: Any, defaults: Mapping[str, Any]) -> FrozenSettings:
     """A table of its class, over other defaults than the class has: those that exist there and are active."""
     tag = keys.get(TAGS[table]) if table in UNIONS and isinstance(keys, dict) else ""
     kind = kinds.get(tag) if isinstance(tag, str) else None
@@ -241,13 +241,13 @@ def _validate(table: str, kinds: Kinds, keys: Any, defaults: Mapping[str, Any]) 
         new = {key: value for key, value in defaults.items() if key in kind.model_fields and key not in known}
         candidate = kind.model_construct(**known, **new)
         new = {key: value for key, value in new.items() if not candidate.is_inactive(key)}
-    adapter = _union(tuple(kinds.values()), TAGS[table] if table in UNIONS else None)
+    adapter = _union_adapter(tuple(kinds.values()), TAGS[table] if table in UNIONS else None)
     part: FrozenSettings = _without_given(adapter.validate_python(keys | new if new else keys), new)
     return part
 
 
 @lru_cache
-def _union(kinds: tuple[type[Any], ...], tag: str | None) -> TypeAdapter[Any]:
+def _union_adapter(kinds: tuple[type[Any], ...], tag: str | None) -> TypeAdapter[Any]:
     union: Any = kinds[0] if tag is None else Annotated[Union[kinds], Field(discriminator=tag)]  # noqa: UP007
     return TypeAdapter(union)
 
@@ -276,7 +276,7 @@ def _suggestion(key: str) -> str:
     return f" (did you mean {known[near[0]]!r}?)" if near else ""
 
 
-def _explain(table: str, kinds: Kinds, problem: Mapping[str, Any]) -> str:
+def _explain_problem(table: str, kinds: Kinds, problem: Mapping[str, Any]) -> str:
     """A validation error of a table in one sentence that names the key, and what it should be or depends on."""
     type_, context = problem["type"], problem.get("ctx", {})
     tag = TAGS[table] if table in UNIONS else ""
@@ -298,10 +298,10 @@ def _explain(table: str, kinds: Kinds, problem: Mapping[str, Any]) -> str:
         return f"unknown key {name!r}{beside}{hint or elsewhere}"
     if type_ in ("model_type", "model_attributes_type", "dict_type"):
         return f"{name} = {problem['input']!r}: a table of keys"[:600]
-    return f"{name} = {problem['input']!r}: {_message(problem)}"[:600] if path else _message(problem)
+    return f"{name} = {problem['input']!r}: {_error_text(problem)}"[:600] if path else _error_text(problem)
 
 
-def _message(problem: Any) -> str:
+def _error_text(problem: Any) -> str:
     return str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
@@ -310,7 +310,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(map(_message, error.errors()))
+        problems = "; ".join(map(_error_text, error.errors()))
     except (ValueError, RecursionError, OverflowError) as error:
         problems = str(error)[:2000]
     raise InvalidSettings(

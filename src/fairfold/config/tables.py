@@ -219,7 +219,7 @@ class ModelSettings(FrozenSettings):
 
     @field_validator("kind")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _require_known_model(cls, name: str) -> str:
         known = (*MODELS, *registered("model"))
         if name not in known and not CUSTOM_MODEL.fullmatch(name):
             near = did_you_mean(name, known)

@@ -47,7 +47,7 @@ def unreadable(path: Path, error: OSError) -> InvalidData:
 
 def head(path: Path) -> bytes:
     """Start of a text file, decompressed, without a byte order mark, lines ended by line feeds."""
-    piece = _without_mark(path, next(pieces(path, HEAD), b""))
+    piece = _without_byte_order_mark(path, next(pieces(path, HEAD), b""))
     return piece.replace(b"\r", b"\n") if _ends_in_returns(piece) else piece
 
 
@@ -74,7 +74,7 @@ def blocks(
     returns = _ends_in_returns(next(pieces(path, HEAD), b""))
     rest = b""
     for number, piece in enumerate(pieces(path, size, advance)):
-        block = piece if number else _without_mark(path, piece)
+        block = piece if number else _without_byte_order_mark(path, piece)
         block = block.replace(b"\r", b"\n") if returns else block
         if rest:
             check_line(path, len(rest))
@@ -119,7 +119,7 @@ def pieces(path: Path, size: int, advance: Advance = lambda _done: None) -> Iter
             yield piece
 
 
-def _without_mark(path: Path, block: bytes) -> bytes:
+def _without_byte_order_mark(path: Path, block: bytes) -> bytes:
     if block.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InvalidData(f"{path.name} is UTF-16", "UTF-8 or Latin-1 text", "Save it as UTF-8.")
     return block.removeprefix(b"\xef\xbb\xbf")
@@ -271,7 +271,7 @@ def atomic_folder(final: Path) -> Iterator[Path]:
 def _locked_beside(final: Path) -> tuple[Path, IO[str]]:
     """Create and lock a temporary folder; try again if another process removed it before it was locked."""
     while True:
-        temporary = _beside(final)
+        temporary = _make_temporary_folder(final)
         lock = (temporary / LOCK).open("w")
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -280,7 +280,7 @@ def _locked_beside(final: Path) -> tuple[Path, IO[str]]:
         lock.close()
 
 
-def _beside(final: Path) -> Path:
+def _make_temporary_folder(final: Path) -> Path:
     return Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
 
 
@@ -294,7 +294,7 @@ def _take_name(temporary: Path, final: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        old.append(_beside(final))
+        old.append(_make_temporary_folder(final))
         with contextlib.suppress(FileNotFoundError):
             final.rename(old[-1] / final.name)
     for aside in old:

@@ -148,16 +148,16 @@ class FileFormat:
 def detect_format(path: Path, options: Options | None = None) -> FileFormat:
     """Detect the format of a file from its name and first lines; given options take precedence."""
     options = options or Options()
-    file_format = replace(_detect(path, options), reads_time=options.by_time)
+    file_format = replace(_detect_by_content(path, options), reads_time=options.by_time)
     return file_format if options.scale is None else replace(file_format, scale=options.scale)
 
 
-def _detect(path: Path, options: Options) -> FileFormat:
+def _detect_by_content(path: Path, options: Options) -> FileFormat:
     name = path.name.lower().removesuffix(".gz")
     if not path.exists():
         raise no_such_file(path)
     if name.endswith((".parquet", ".pq")):
-        return _named("parquet", path, list(parquet_schema(path)), options)
+        return _named_format("parquet", path, list(parquet_schema(path)), options)
     content = head(path)
     try:
         start = codecs.getincrementaldecoder("utf-8")().decode(content)  # it may end within a character
@@ -175,14 +175,14 @@ def _detect(path: Path, options: Options) -> FileFormat:
             quoting: dict[str, Any] = {"header": True, "quote": "strip", "encoding": "latin-1"}
             return FileFormat("delimited", 0, 1, 2, width=3, separator=";", scale=(0, 10), unrated=0, **quoting)
         if name == "u.data" or name.endswith(".rating"):
-            return _positions(path, first, "\t", (1, 5))
+            return _positional_format(path, first, "\t", (1, 5))
         if name == "ratings.dat":
-            return _positions(path, first, "::", (0.5, 5))
+            return _positional_format(path, first, "::", (0.5, 5))
     if first.lstrip().startswith("{"):
-        return _json(path, first, options)
+        return _json_format(path, first, options)
     if not options.describes_file and _is_lines(name, start):
         return FileFormat("lines")
-    return _delimited(path, start, options)
+    return _delimited_format(path, start, options)
 
 
 def empty_file(path: Path) -> InvalidData:
@@ -220,7 +220,7 @@ def find_columns(path: Path, names: list[str], options: Options) -> tuple[int, i
             found[role] = others[0]  # the only other column of ids
         elif role in ("user", "item"):
             given = f"{path.name} has no column that is known to hold the {role}; its columns are {_abbreviate(names)}"
-            remedy = _command(path, names, found.get("user"))
+            remedy = _naming_remedy(path, names, found.get("user"))
             raise InvalidData(given, "columns that name a user and an item", remedy)
     return found["user"], found["item"], found.get("rating"), found.get("time")
 
@@ -230,7 +230,7 @@ def _other_ids(normalized: list[str], user: int) -> list[int]:
     return [place for place in ids if not OTHER_IDS.fullmatch(normalized[place])]
 
 
-def _command(path: Path, names: list[str], user: int | None) -> str:
+def _naming_remedy(path: Path, names: list[str], user: int | None) -> str:
     free = [name for place, name in enumerate(names) if place != user]
     user_name = free.pop(0) if user is None and len(free) > 1 else [*names, "NAME"][user or 0]
     item_name = free[0] if free else "NAME"
@@ -245,24 +245,24 @@ def _command(path: Path, names: list[str], user: int | None) -> str:
     )
 
 
-def _named(kind: Kind, path: Path, names: list[str], options: Options) -> FileFormat:
+def _named_format(kind: Kind, path: Path, names: list[str], options: Options) -> FileFormat:
     user, item, *others = find_columns(path, names, options)
     rating, time = (None if place is None else names[place] for place in others)
     return FileFormat(kind, names[user], names[item], rating, time)
 
 
-def _json(path: Path, first: str, options: Options) -> FileFormat:
+def _json_format(path: Path, first: str, options: Options) -> FileFormat:
     try:
         names = list(parse_object(first))
         "".join(names).encode()  # refuses half of a surrogate pair, which JSON can write
     except ValueError as error:
         given = f"the first line of {path.name} is not JSON ({error})"
         raise InvalidData(given, "one JSON object per line", "Check the file.") from error
-    file_format = _named("json", path, names, options)
-    return _scaled(file_format, names, goodreads=normalize(str(file_format.item)) == "bookid")
+    file_format = _named_format("json", path, names, options)
+    return _with_publisher_scale(file_format, names, goodreads=normalize(str(file_format.item)) == "bookid")
 
 
-def _scaled(file_format: FileFormat, names: list[str], *, goodreads: bool) -> FileFormat:
+def _with_publisher_scale(file_format: FileFormat, names: list[str], *, goodreads: bool) -> FileFormat:
     """Set the scale of known publishers: Goodreads writes 0 for "not rated"; Amazon's lowest is 1."""
     if file_format.rating is not None and goodreads:
         return replace(file_format, scale=(0, 5), unrated=0)
@@ -280,24 +280,26 @@ def _is_lines(name: str, start: str) -> bool:
     return len(widths) > 1 or name.endswith(".txt")
 
 
-def _positions(path: Path, first: str, separator: str, scale: tuple[float, float]) -> FileFormat:
+def _positional_format(path: Path, first: str, separator: str, scale: tuple[float, float]) -> FileFormat:
     width = len(first.split(separator))
     if width < 3:
-        raise _bad_line(path, first, f"user, item and rating with a {SEPARATORS[separator]} between them")
+        raise _bad_first_line(path, first, f"user, item and rating with a {SEPARATORS[separator]} between them")
     time = 3 if width > 3 else None
     return FileFormat("delimited", 0, 1, 2, time, width=width, separator=separator, scale=scale)
 
 
-def _bad_line(path: Path, first: str, needed: str, remedy: str = "Give the separator with --separator.") -> InvalidData:
+def _bad_first_line(
+    path: Path, first: str, needed: str, remedy: str = "Give the separator with --separator."
+) -> InvalidData:
     return InvalidData(f"the first line of {path.name} is {first[:60]!r}", needed, remedy)
 
 
-def _delimited(path: Path, start: str, options: Options) -> FileFormat:
+def _delimited_format(path: Path, start: str, options: Options) -> FileFormat:
     first, *below = start.replace("\r", "").split("\n")
     separator = options.separator or _separator(first)
-    names = _fields(first, separator)
+    names = _split_fields(first, separator)
     if len(names) < 2:
-        raise _bad_line(path, first, f"user and item, not one field with the separator {separator!r}")
+        raise _bad_first_line(path, first, f"user and item, not one field with the separator {separator!r}")
     quote = '"' if len(separator.encode()) == 1 else None
     if not options.user_column and len(names) == 4 and _is_amazon(names):
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
@@ -306,14 +308,14 @@ def _delimited(path: Path, start: str, options: Options) -> FileFormat:
     by_position = all(named is None or named.isdecimal() for named in options.columns) and any(options.columns)
     normalized = set(map(normalize, names))
     known = bool(normalized & set(itertools.chain(*COLUMN_NAMES.values())) or set(names) & set(options.columns))
-    headless = (by_position or not known) and _is_data(names, [_fields(line, separator) for line in below[:-1]])
+    headless = (by_position or not known) and _is_data(names, [_split_fields(line, separator) for line in below[:-1]])
     if headless and not by_position:
         rated = " --rating-column 3" if len(names) > 2 else ""
         remedy = (
             f"Name them: fairfold train --data {shlex.quote(path.name)} --user-column 1 --item-column 2{rated}"
             f" (in Python user_column='1'), or add a first line such as user_id,item_id{rated and ',rating'}."
         )
-        raise _bad_line(path, first, "a header that names the columns", remedy)
+        raise _bad_first_line(path, first, "a header that names the columns", remedy)
     if headless:
         names = [str(place + 1) for place in range(len(names))]
         normalized = set(names)
@@ -323,7 +325,7 @@ def _delimited(path: Path, start: str, options: Options) -> FileFormat:
     goodreads = normalized >= {"bookid", "isread", "rating"}
     if not goodreads and normalized >= {"userid", "movieid", "rating"}:
         return replace(file_format, scale=(0.5, 5))
-    return _scaled(file_format, names, goodreads=goodreads)
+    return _with_publisher_scale(file_format, names, goodreads=goodreads)
 
 
 def _separator(line: str) -> str:
@@ -332,7 +334,7 @@ def _separator(line: str) -> str:
     return max(others or [" "], key=lambda found: (line.count(found) * len(found), -len(found)))
 
 
-def _fields(line: str, separator: str) -> list[str]:
+def _split_fields(line: str, separator: str) -> list[str]:
     return [field.strip().strip('"') for field in line.split(separator)]
 
 

@@ -70,7 +70,9 @@ def read_idx(path: Path) -> NDArray[Any]:
     read(4)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or content[3] > MAX_DIMENSIONS:
         given = f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}"
-        raise _damaged(given, f"an IDX file: two zero bytes, a type, a number of dimensions up to {MAX_DIMENSIONS}")
+        raise _damaged_file(
+            given, f"an IDX file: two zero bytes, a type, a number of dimensions up to {MAX_DIMENSIONS}"
+        )
     dtype = numpy.dtype(_IDX_TYPES[content[2]])
     dimensions = content[3]
     start = 4 + 4 * dimensions
@@ -81,7 +83,7 @@ def read_idx(path: Path) -> NDArray[Any]:
     read(needed + 1)
     if len(shape) != dimensions or len(content) != needed:
         given = f"{path.name} has {len(content):,} bytes{' or more' if len(content) > needed else ''}"
-        raise _damaged(given, f"{needed:,} for the shape {list(shape)} in its header")
+        raise _damaged_file(given, f"{needed:,} for the shape {list(shape)} in its header")
     return numpy.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -109,15 +111,15 @@ def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
     if shapes[0] != shapes[1]:
         given = f"images of {shapes[0]} to train on and of {shapes[1]} to test"
         raise InvalidData(given, "images of one size", "Take both from one data set.")
-    return _dataset(folder, train, test, writer_ids)
+    return _make_dataset(folder, train, test, writer_ids)
 
 
-def _dataset(folder: Path, train: Arrays, test: Arrays, writer_ids: list[str] | None) -> ImageDataset:
+def _make_dataset(folder: Path, train: Arrays, test: Arrays, writer_ids: list[str] | None) -> ImageDataset:
     classes = int(max(train[1].max(), test[1].max())) + 1
-    return ImageDataset(folder.resolve().name, _tensors(*train), _tensors(*test), classes, writer_ids)
+    return ImageDataset(folder.resolve().name, _to_images(*train), _to_images(*test), classes, writer_ids)
 
 
-def _tensors(images: NDArray[Any], labels: NDArray[Any], writers: NDArray[Any] | None) -> Images:
+def _to_images(images: NDArray[Any], labels: NDArray[Any], writers: NDArray[Any] | None) -> Images:
     return Images(
         torch.from_numpy(numpy.ascontiguousarray(images, dtype=numpy.uint8)),
         torch.from_numpy(labels.astype(numpy.int64)),
@@ -125,13 +127,13 @@ def _tensors(images: NDArray[Any], labels: NDArray[Any], writers: NDArray[Any] |
     )
 
 
-def _find(folder: Path, *patterns: str) -> Path | None:
+def _find_first(folder: Path, *patterns: str) -> Path | None:
     return next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
 
 
 def _image_folder(folder: Path, images: Path | None) -> Path:
     for candidate in (folder, *([images] if images else []), folder.resolve().parent / "mnist"):
-        if _find(candidate, "*train-images-idx3-*") is not None:
+        if _find_first(candidate, "*train-images-idx3-*") is not None:
             return candidate
     needed = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and their t10k- counterparts"
     remedy = "Name the folder of the MNIST images with --images, or put it beside this one under the name mnist."
@@ -140,26 +142,26 @@ def _image_folder(folder: Path, images: Path | None) -> Path:
 
 def _read_split(folder: Path, image_folder: Path, split: str) -> Arrays:
     prefix = "train" if split == "train" else "t10k"
-    found = _find(image_folder, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
-    extended = _find(folder, f"qmnist-{split}-labels-idx2-*")
-    plain = _find(image_folder, f"{prefix}-labels-idx1-*")
+    found = _find_first(image_folder, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
+    extended = _find_first(folder, f"qmnist-{split}-labels-idx2-*")
+    plain = _find_first(image_folder, f"{prefix}-labels-idx1-*")
     if found is None or (plain is None and extended is None):
         missing = f"{prefix}-images-idx3-ubyte" if found is None else f"{prefix}-labels-idx1-ubyte"
         raise InvalidData(f"{image_folder} lacks {missing}", "images and labels of train and test", "Add the file.")
-    pixels = _array(found, 3)
+    pixels = _read_array(found, 3)
     if pixels.dtype != numpy.uint8 or not pixels.size:
-        raise _damaged(f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes")
-    labels = None if plain is None else _array(plain, 1)
+        raise _damaged_file(f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes")
+    labels = None if plain is None else _read_array(plain, 1)
     if labels is not None and len(labels) != len(pixels):
-        raise _damaged(f"{plain} has {len(labels):,} labels", f"{len(pixels):,}, one for every image")
+        raise _damaged_file(f"{plain} has {len(labels):,} labels", f"{len(pixels):,}, one for every image")
     if extended is None:
         assert labels is not None
         _check_labels(str(plain), labels)
         return pixels, labels, None
-    table = _array(extended, 2)
+    table = _read_array(extended, 2)
     if len(table) < len(pixels) or table.shape[1] <= QMNIST_WRITER:
         given = f"{extended} has {len(table):,} rows and {table.shape[1]} columns"
-        raise _damaged(given, f"at least {len(pixels):,} and {QMNIST_WRITER + 1}")
+        raise _damaged_file(given, f"at least {len(pixels):,} and {QMNIST_WRITER + 1}")
     # QMNIST has more test labels than MNIST has images: the first ones are MNIST's, in its order.
     table = table[: len(pixels)]
     labels = table[:, 0] if labels is None else labels
@@ -170,14 +172,14 @@ def _read_split(folder: Path, image_folder: Path, split: str) -> Arrays:
     return pixels, labels, table[:, QMNIST_WRITER]
 
 
-def _array(path: Path, dimensions: int) -> NDArray[Any]:
+def _read_array(path: Path, dimensions: int) -> NDArray[Any]:
     array = read_idx(path)
     if array.ndim != dimensions:
-        raise _damaged(f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions")
+        raise _damaged_file(f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions")
     return array
 
 
-def _damaged(given: str, needed: str) -> InvalidData:
+def _damaged_file(given: str, needed: str) -> InvalidData:
     return InvalidData(given, needed, "Download it again.")
 
 
@@ -199,7 +201,7 @@ def _read_femnist(folder: Path) -> ImageDataset:
         if not pieces:
             raise InvalidData(f"no images in {folder / split}", "LEAF's *.json files", "Run LEAF's preprocess.sh.")
         parts.append(tuple(numpy.concatenate(column) for column in zip(*pieces, strict=True)))
-    return _dataset(folder, parts[0], parts[1], list(writers))
+    return _make_dataset(folder, parts[0], parts[1], list(writers))
 
 
 def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:

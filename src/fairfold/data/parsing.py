@@ -51,7 +51,7 @@ def parse_json_lines(block: bytes, columns: dict[str, str], repairs: Counter[str
         if frame.height != len(lines):  # two objects on a line
             raise polars.exceptions.ComputeError("not one object a line")
     except polars.exceptions.PolarsError:
-        frames, valid = parse_valid_lines([line for line in lines if _object(line) is not None], parse_lines)
+        frames, valid = parse_valid_lines([line for line in lines if _object_or_none(line) is not None], parse_lines)
         frame = polars.concat([empty, *frames])
         repairs[NOT_JSON] += len(lines) - len(valid)
         lines = valid
@@ -62,7 +62,7 @@ def parse_json_lines(block: bytes, columns: dict[str, str], repairs: Counter[str
         # Text may begin like this as well: such lines, which are rare, are parsed again.
         suspicious = frame[role].str.starts_with("{") | frame[role].str.starts_with("[")
         for row in suspicious.fill_null(False).arg_true().to_list():
-            if not isinstance((_object(lines[row]) or {}).get(columns[role]), str):
+            if not isinstance((_object_or_none(lines[row]) or {}).get(columns[role]), str):
                 keep[row] = False
     repairs[NOT_AN_ID] += int((~keep).sum())
     return frame.filter(keep)
@@ -84,7 +84,7 @@ def parse_valid_lines(
     return frames + more_frames, valid + more_valid
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object_or_none(line: bytes) -> dict[str, Any] | None:
     try:
         return parse_object(line.decode())
     except ValueError:

@@ -49,7 +49,7 @@ def by_writer(writers: Tensor) -> Partition:
     """Make one client per writer of images, given the writer of every image."""
     if int(writers.min()) < 0:
         raise InvalidData(f"the writer {int(writers.min())}", "numbers from 0 on", "Number the writers densely.")
-    return _grouped(writers, int(writers.max()) + 1)
+    return _partition_by_owner(writers, int(writers.max()) + 1)
 
 
 def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int = 0) -> Partition:
@@ -76,7 +76,7 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
         # Row k of n goes to the client whose share of the unit interval holds the middle of [k, k + 1] / n.
         middles = (numpy.arange(len(rows)) + 0.5) / max(1, len(rows)) * ends[-1]
         owners[rows] = numpy.searchsorted(ends, middles, side="right")
-    return _grouped(torch.from_numpy(owners), num_clients)
+    return _partition_by_owner(torch.from_numpy(owners), num_clients)
 
 
 def _dirichlet(size: int, concentration: float, random: numpy.random.Generator) -> NDArray[Any]:
@@ -86,14 +86,14 @@ def _dirichlet(size: int, concentration: float, random: numpy.random.Generator) 
     return numpy.asarray(numpy.exp(logs - logs.max()))
 
 
-def _grouped(owners: Tensor, num_clients: int) -> Partition:
+def _partition_by_owner(owners: Tensor, num_clients: int) -> Partition:
     offsets = offsets_of(torch.bincount(owners, minlength=num_clients))
     return Partition(offsets, torch.argsort(owners, stable=True))
 
 
 def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[Interactions, Interactions]:
     """Split every user's interactions at random into those kept (at least one) and those held out."""
-    _check(share)
+    _check_share(share)
     users, counts = interactions.users, interactions.counts_by_user
     chance = torch.rand(len(interactions), generator=generator(seed, 2), dtype=torch.float64)
     # Users stay in order and each user's interactions are in random order, since chance < 1.
@@ -107,13 +107,13 @@ def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[I
 
 def hold_out_images(data: ImageDataset, share: float, seed: int = 0) -> ImageDataset:
     """Put a random share of the training images in the place of the test set."""
-    _check(share)
+    _check_share(share)
     order = torch.randperm(len(data.train), generator=generator(seed, 2))
     num_held = round(share * len(data.train))
     train = data.train.at(order[num_held:].sort().values)
     return replace(data, train=train, test=data.train.at(order[:num_held].sort().values))
 
 
-def _check(share: float) -> None:
+def _check_share(share: float) -> None:
     if not 0 < share < 1:
         raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")

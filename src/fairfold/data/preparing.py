@@ -216,7 +216,7 @@ def _into_cache(
     if final.exists() and not refresh:
         try:
             manifest = store.read_manifest(final)
-            if _unchanged(manifest, files):
+            if _is_unchanged(manifest, files):
                 return Prepared(final, manifest, "was in the cache already")
             note = "prepared again: the source has changed"
         except InvalidData as error:
@@ -253,7 +253,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {"path": str(path.resolve()), "bytes": status.st_size, "modified": status.st_mtime_ns}
 
 
-def _unchanged(manifest: store.Manifest, files: list[Path]) -> bool:
+def _is_unchanged(manifest: store.Manifest, files: list[Path]) -> bool:
     """True if the source is the one that was prepared: same size and time, or else the same content."""
 
     def same(file: Path, then: dict[str, Any]) -> bool:
@@ -269,7 +269,7 @@ def find_source(path: Path, options: Options | None = None) -> Source:
     if not path.exists():
         raise no_such_file(path)
     if path.is_dir():
-        folder, name, found = path, path.resolve().name, _files_of(path)
+        folder, name, found = path, path.resolve().name, _find_files(path)
     elif path.is_file():
         folder, name, found = path.parent, path.name.split(".")[0], [(None, path)]
         if name in ("ratings", "u", "train"):  # the folder's name is more specific
@@ -284,9 +284,9 @@ def find_source(path: Path, options: Options | None = None) -> Source:
     return Source(name, files, folder / titles if titles and (folder / titles).is_file() else None)
 
 
-def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
+def _find_files(folder: Path) -> list[tuple[str | None, Path]]:
     for pattern in ("{}.txt", "*.{}.rating", "*.{}.inter", "{}.csv", "{}.tsv", "{}.parquet"):
-        found = {split: _one(folder, pattern.format(split)) for split in SPLITS}
+        found = {split: _first_file(folder, pattern.format(split)) for split in SPLITS}
         if (train := found["train"]) is not None:
             if found["test"] is None:
                 given = f"{folder} has {train.name} and no test file"
@@ -294,7 +294,7 @@ def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
                 raise InvalidData(given, "both, or one file without a split", remedy)
             return [(split, file) for split, file in found.items() if file is not None]
     for name in SINGLE_FILES:
-        if (file := _one(folder, name)) is not None:
+        if (file := _first_file(folder, name)) is not None:
             return [(None, file)]
     entries = sorted(folder.iterdir())
     tables = [path for path in entries if path.name.lower().endswith(TABLE_ENDINGS)]
@@ -305,7 +305,7 @@ def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
     raise InvalidData(f"{folder} holds {names}", needed, "Name the file with the interactions.")
 
 
-def _one(folder: Path, pattern: str) -> Path | None:
+def _first_file(folder: Path, pattern: str) -> Path | None:
     return next((path for ending in ("", ".gz") for path in sorted(folder.glob(pattern + ending))), None)
 
 
@@ -317,13 +317,13 @@ def read_titles(path: Path) -> polars.DataFrame:
     if path.suffix == ".csv" or separator is None:
         next(text, None)
     separator = separator or "\t"  # RecBole's
-    fields = (_fields(line, separator) for line in text)
+    fields = (_split_title(line, separator) for line in text)
     pairs = [(found[0], found[1]) for found in fields if len(found) >= 2]
     frame = polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row")
     return frame.unique("id", keep="first", maintain_order=True)
 
 
-def _fields(line: str, separator: str) -> list[str]:
+def _split_title(line: str, separator: str) -> list[str]:
     if separator == ",":
         try:
             return next(csv.reader([line]), [])

@@ -38,8 +38,8 @@ def read(
     """
     counts = Counter[str]()
     rows = 0
-    for frame in _frames(path, file_format, counts, block_size, advance):
-        clean = _clean(frame, file_format, counts)
+    for frame in _read_frames(path, file_format, counts, block_size, advance):
+        clean = _clean_rows(frame, file_format, counts)
         rows += clean.height
         if clean.height:
             yield clean
@@ -57,7 +57,7 @@ def read(
     repairs.update(counts)
 
 
-def _frames(
+def _read_frames(
     path: Path, file_format: FileFormat, repairs: Counter[str], size: int, advance: Advance
 ) -> Iterator[polars.DataFrame]:
     names = {role: str(name) for role, name in file_format.columns.items()}
@@ -76,12 +76,12 @@ def _frames(
         if file_format.kind == "json":
             yield parsing.parse_json_lines(body, names, repairs)
         elif file_format.kind == "delimited":
-            yield _delimited(body, file_format, repairs)
+            yield _parse_delimited(body, file_format, repairs)
         else:
-            yield _user_lines(path, body, repairs)
+            yield _parse_user_lines(path, body, repairs)
 
 
-def _user_lines(path: Path, block: bytes, repairs: Counter[str]) -> polars.DataFrame:
+def _parse_user_lines(path: Path, block: bytes, repairs: Counter[str]) -> polars.DataFrame:
     for separator in (b",", b"\t", b";"):
         if separator in block:
             needed = "lines of the form `user item item …` with blanks between them"
@@ -96,7 +96,7 @@ def _user_lines(path: Path, block: bytes, repairs: Counter[str]) -> polars.DataF
     return frame.filter(polars.col("item") != "")  # two blanks in a row make an empty field
 
 
-def _delimited(block: bytes, file_format: FileFormat, repairs: Counter[str]) -> polars.DataFrame:
+def _parse_delimited(block: bytes, file_format: FileFormat, repairs: Counter[str]) -> polars.DataFrame:
     """Parse lines of separated fields; lines with too many fields are left out."""
     separator = file_format.separator
     if len(separator.encode()) > 1:  # polars separates by one byte; a tab does not occur in these files
@@ -136,7 +136,7 @@ def _parse_csv(block: bytes, file_format: FileFormat, separator: str) -> polars.
     return frame.select(polars.col(names[position]).alias(role) for role, position in columns.items()).slice(1)
 
 
-def _clean(frame: polars.DataFrame, file_format: FileFormat, repairs: Counter[str]) -> polars.DataFrame:
+def _clean_rows(frame: polars.DataFrame, file_format: FileFormat, repairs: Counter[str]) -> polars.DataFrame:
     """Leave out, and count, unusable rows; give ids and ratings their types."""
     for role in ("user", "item"):
         missing = frame[role].is_null()
@@ -212,7 +212,7 @@ class IdCounter:
         counts = frame.group_by("id").agg(polars.len().cast(polars.Int64).alias("rows"), polars.col("row").min())
         self._parts.append(counts.select("id", "rows", polars.col("row").cast(polars.Int64)))
         if sum(part.height for part in self._parts) > max(self.SMALLEST, 2 * self._merged):
-            self._merge()
+            self._merge_parts()
 
     def _add_numbers(self, ids: NDArray[numpy.int64], first_row: int) -> None:
         largest = int(ids.max())
@@ -223,7 +223,7 @@ class IdCounter:
         self._first[ids[new]] = first_row + new  # backwards, so that the first of several rows is written last
         numpy.add.at(self._counts, ids, 1)
 
-    def _merge(self) -> None:
+    def _merge_parts(self) -> None:
         if len({part.schema["id"] for part in self._parts}) > 1:
             self._parts = [part.with_columns(polars.col("id").cast(polars.String)) for part in self._parts]
         merged = polars.concat(self._parts).group_by("id").agg(polars.col("rows").sum(), polars.col("row").min())
@@ -237,5 +237,5 @@ class IdCounter:
         self._counts, self._first = self._counts[:0], self._first[:0]
         if len(self._parts) > 1 and not self._parts[-1].height:
             self._parts.pop()
-        self._merge()
+        self._merge_parts()
         return self._parts[0]

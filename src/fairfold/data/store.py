@@ -142,9 +142,9 @@ def read_image_dataset(folder: Path) -> ImageDataset:
 
 def _read_images(folder: Path, name: str) -> Images:
     images, labels, writers = (folder / f"{name}-{part}.npy" for part in ("images", "labels", "writers"))
-    return Images(_mapped(images), _mapped(labels), _mapped(writers) if writers.exists() else None)
+    return Images(_memory_mapped(images), _memory_mapped(labels), _memory_mapped(writers) if writers.exists() else None)
 
 
-def _mapped(path: Path) -> Tensor:
+def _memory_mapped(path: Path) -> Tensor:
     # Copy-on-write: a tensor may be written to without changing the file.
     return torch.from_numpy(numpy.load(path, mmap_mode="c"))

@@ -89,12 +89,12 @@ class SyntheticDataset:
     @cached_property
     def tastes(self) -> Tensor:
         """Tastes of users, float32 [users, factors]."""
-        return self._normal(self.users, stream=0)
+        return self._normal_table(self.users, stream=0)
 
     @cached_property
     def traits(self) -> Tensor:
         """Traits of items, float32 [items, factors]; the inner product with a taste has unit variance."""
-        return self._normal(self.items, stream=1) / math.sqrt(self.factors)
+        return self._normal_table(self.items, stream=1) / math.sqrt(self.factors)
 
     @cached_property
     def log_popularity(self) -> Tensor:
@@ -150,6 +150,6 @@ class SyntheticDataset:
         offsets = torch.arange(self.users + 1, dtype=torch.int64) * items.shape[1]
         return Interactions(self.users, self.items, offsets, items.sort(1).values.flatten())
 
-    def _normal(self, rows: int, stream: int) -> Tensor:
+    def _normal_table(self, rows: int, stream: int) -> Tensor:
         # One stream per purpose, so that tastes do not change when the catalog grows.
         return torch.randn(rows, self.factors, generator=generator(self.seed, stream))

@@ -68,7 +68,7 @@ def spool_rows(
             counts["interactions"] += frame.height
             if rated:
                 counts["rated"] += frame["rating"].count()
-            part = _select(frame, options, repairs)
+            part = _select_rated(frame, options, repairs)
             users.add(part["user"], kept)
             kept += part.height
             split = TRAIN if options.resplit or file.split is None else SPLITS.index(file.split)
@@ -89,7 +89,7 @@ def spool_rows(
     return Spool(tuple(path for path, _ in parts), users.total(), found, catalog_size)
 
 
-def _select(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> polars.DataFrame:
+def _select_rated(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> polars.DataFrame:
     kept = ["user", "item", *(["time"] if options.by_time else [])]
     if not options.ratings and options.min_rating is None:
         return frame.select(kept)
@@ -142,7 +142,7 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
     frame = spool.scan().collect(engine="streaming") if wanted is None else _heaviest(spool, wanted)
     table = _without_duplicates(frame, options, repairs)
     if options.core:
-        table = _core(table, options.core)
+        table = _keep_core(table, options.core)
     # Items without interactions belong to a publisher's numbering, as long as nothing was left out.
     if spool.catalog_size is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
         items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
@@ -186,7 +186,7 @@ def _is_certain(selected: polars.DataFrame, next_rows: int) -> bool:
     return bool((selected.filter(polars.col("items") == fewest)["rows"] == fewest).all())
 
 
-def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars.Series]:
+def _dense_numbers(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars.Series]:
     """Replace ids by dense numbers: in numeric order if they are numbers, else in order of first appearance."""
     ids = frame.group_by(role).agg(polars.col("row").min())
     ids = ids.sort(role if ids.schema[role] == polars.Int64 else "row").select(role)
@@ -196,8 +196,8 @@ def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars
 
 
 def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> Table:
-    frame, user_ids = _dense(frame, "user")
-    frame, item_ids = _dense(frame, "item")
+    frame, user_ids = _dense_numbers(frame, "user")
+    frame, item_ids = _dense_numbers(frame, "item")
     if options.by_time:  # of equal times the later row is the newer one
         frame = frame.sort("time", "row", nulls_last=False).drop("row").with_row_index("row")
     frame = frame.sort("user", "item", "split", "row")
@@ -218,20 +218,20 @@ def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Coun
     return Table(users[keep], items[keep], ratings, splits[keep], user_ids, item_ids, times)
 
 
-def _rows(table: Table, keep: Array) -> Table:
+def _keep_rows(table: Table, keep: Array) -> Table:
     ratings, times = (None if column is None else column[keep] for column in (table.ratings, table.times))
     users, items, splits = (column[keep] for column in (table.users, table.items, table.splits))
     return replace(table, users=users, items=items, splits=splits, ratings=ratings, times=times)
 
 
-def _core(table: Table, core: int) -> Table:
+def _keep_core(table: Table, core: int) -> Table:
     while True:
         users = numpy.bincount(table.users, minlength=len(table.user_ids))
         items = numpy.bincount(table.items, minlength=len(table.item_ids))
         keep = (users[table.users] >= core) & (items[table.items] >= core)
         if keep.all():
             break
-        table = _rows(table, keep)
+        table = _keep_rows(table, keep)
     if not len(table.users):
         raise InvalidData(f"core = {core} leaves nothing", "a core that some users have", "Ask for a smaller core.")
     users_left, users = numpy.unique(table.users, return_inverse=True)
@@ -267,4 +267,4 @@ def _by_popularity(table: Table) -> Table:
     numbers = numpy.empty(len(order), dtype=numpy.uint32)
     numbers[order] = numpy.arange(len(order), dtype=numpy.uint32)
     table = replace(table, items=numbers[table.items], item_ids=table.item_ids.gather(order))
-    return _rows(table, numpy.lexsort((table.items, table.users)))
+    return _keep_rows(table, numpy.lexsort((table.items, table.users)))

@@ -144,12 +144,12 @@ class SecureAggregator(Aggregator):
         encoding = fixed_point_encoding(self.plan, self._tasks, self._num_clients)
         opened: dict[Segment, FixedPointVector] = {}
         for segment in encoding.layout.segments:
-            if self._contributors(segment) >= self._min_clients(privacy, segment):
+            if self._num_contributors(segment) >= self._min_clients(privacy, segment):
                 for size in segment.owners:
                     part = self._sums[size][segment.start : segment.stop]
                     opened[segment] = add_modular(opened.get(segment), part)
         if isinstance(privacy, DifferentialPrivacy):
-            opened = {segment: self._with_noise(encoding, segment, total) for segment, total in opened.items()}
+            opened = {segment: self._add_noise(encoding, segment, total) for segment, total in opened.items()}
         for client_update in self._updates:
             segments = encoding.layout.segments_of(client_update.task.size)
             if any(segment in opened for segment in segments):
@@ -180,7 +180,7 @@ class SecureAggregator(Aggregator):
                 self._num_updates[size] = int(total[-1])
                 self._sums[size] = (total[:-1] & 0xFFFFFFFF).numpy().astype("uint32")
 
-    def _contributors(self, segment: Segment) -> int:
+    def _num_contributors(self, segment: Segment) -> int:
         return sum(self._num_updates[size] for size in segment.owners)
 
     def _cohort_size(self, segment: Segment) -> int:
@@ -191,10 +191,10 @@ class SecureAggregator(Aggregator):
         adds_noise = isinstance(privacy, DifferentialPrivacy) and privacy.noise == "devices"
         return max(privacy.min_cohort, min_survivors(self._cohort_size(segment)) if adds_noise else 0)
 
-    def _with_noise(self, encoding: Encoding, segment: Segment, total: FixedPointVector) -> FixedPointVector:
+    def _add_noise(self, encoding: Encoding, segment: Segment, total: FixedPointVector) -> FixedPointVector:
         settings = self.plan.settings
         draw = simulation_noise(settings, next(iter(self._tasks.values())).round_number)
-        cohort, contributors = self._cohort_size(segment), self._contributors(segment)
+        cohort, contributors = self._cohort_size(segment), self._num_contributors(segment)
         for name, _ in encoding.layout.ordered(segment.owners[0]):
             total = add_aggregate_noise(settings, encoding, name, segment, cohort, contributors, total, draw)
         return total

@@ -128,7 +128,7 @@ class Architecture:
     def __init__(self, settings: "Settings", items: int, users: int, *, upload_user_vectors: bool = False) -> None:
         self._settings, self.items, self.users = settings, items, users
         with shapes_only():
-            model = self._make()
+            model = self._make_model()
         self._combine = _Combine(model).eval()  # dropout is for training alone, see below
         self.form = model.form
         shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
@@ -139,7 +139,7 @@ class Architecture:
         }
         self.user_tables: Shapes = {name: shapes[name] for name in self.user_vectors} if upload_user_vectors else {}
 
-    def _make(self) -> Recommender:
+    def _make_model(self) -> Recommender:
         chosen = self._settings.model
         if chosen.kind == "mf":
             return MF(self.users, self.items, chosen.factors, spread=SPREAD, item_bias=chosen.item_bias)
@@ -158,7 +158,7 @@ class Architecture:
         placed = nullcontext() if storage is None else AllocateTablesIn(storage, self.users, items)
         with torch.random.fork_rng(devices=[]), placed:
             torch.manual_seed(seed)
-            model = self._make()
+            model = self._make_model()
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
         if storage is not None and same:
@@ -210,7 +210,7 @@ class Architecture:
     def model_of(self, shared: Weights, local_state: Weights) -> nn.Module:
         """The whole model, for evaluation: the server's tensors (or recovered ones) and every user's vectors."""
         with shapes_only():
-            model = self._make()
+            model = self._make_model()
         state = {name: tensor.view(self.shapes[name]) for name, tensor in shared.items()}
         state |= {name: rows for name, rows in local_state.items() if name in self.user_vectors}
         model.load_state_dict(state, assign=True)
@@ -236,9 +236,9 @@ class ImageArchitecture(Architecture):
     def empty_network(self) -> nn.Module:
         """The network on the meta device, without memory for its tensors."""
         with shapes_only():
-            return self._network()
+            return self._make_network()
 
-    def _network(self) -> nn.Module:
+    def _make_network(self) -> nn.Module:
         height, width, classes = self._image_shape
         if self._settings.model.kind == "mlp":
             return MLP(height * width, classes=classes)
@@ -249,7 +249,7 @@ class ImageArchitecture(Architecture):
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            network = self._network()
+            network = self._make_network()
         layers = {name: tensor.detach().reshape(-1) for name, tensor in network.named_parameters()}
         return {WHOLE_MODEL: torch.cat(list(layers.values()))} if WHOLE_MODEL in self.dense else layers, {}
 

@@ -194,7 +194,9 @@ class Evaluator:
             return {name: squared_errors(predict, test, users)[0] for name, predict in predictors.items()}
         if not self._baseline_results:  # evaluated once: baselines do not change from round to round
             self._baseline_results = {
-                name: given if isinstance(given, RankingResult) else self._rank(cast(Scorer, given), self.all_users)
+                name: given
+                if isinstance(given, RankingResult)
+                else self._evaluate_ranking(cast(Scorer, given), self.all_users)
                 for name, given in self._baselines.items()
             }
         results = self._baseline_results.items()
@@ -241,7 +243,7 @@ class Evaluator:
         """Quality of a model for some users, and for each of them who has test items, or for each test image."""
         plan, clients = self.federation.plan, self.federation.clients
         if isinstance(clients, ImageClients):
-            correct = _correct_images(plan.architecture.model_of(full, {}).to(self._device), clients)
+            correct = _correctly_classified(plan.architecture.model_of(full, {}).to(self._device), clients)
             return float(correct.double().mean()), correct
         if self.metric == "MSE":
             predict = PredictsRatings.of(plan.algorithm).predictor(plan, full, held, clients)
@@ -253,23 +255,23 @@ class Evaluator:
         """Evaluate a ranking; each rank evaluates its own users, and all get the results of all."""
         data, ranks = self.federation.interactions, self._ranks
         if ranks.num_ranks == 1 or not len(data.test):
-            return self._rank(score, users)
+            return self._evaluate_ranking(score, users)
         tested = torch.unique(users[data.test.counts_by_user[users] > 0])
         own = tested[tested % ranks.num_ranks == ranks.rank]
         by_user = torch.zeros(data.num_users, dtype=torch.float64)
         if len(own):
-            by_user[own] = self._rank(score, own).ndcg_by_user
+            by_user[own] = self._evaluate_ranking(score, own).ndcg_by_user
         ranks.all_reduce([by_user])
         return RankingResult(float(by_user[tested].mean()), tested, by_user[tested])
 
-    def _rank(self, score: Scorer, users: Tensor) -> RankingResult:
+    def _evaluate_ranking(self, score: Scorer, users: Tensor) -> RankingResult:
         data = self.federation.interactions
         if not len(data.test):  # nothing is held out
             return RankingResult(float("nan"), users[:0], torch.zeros(0, dtype=torch.float64))
         return evaluate_ranking(score, data.train, data.test, self.federation.plan.settings.run.top, users=users)
 
 
-def _correct_images(model: nn.Module, clients: ImageClients) -> Tensor:
+def _correctly_classified(model: nn.Module, clients: ImageClients) -> Tensor:
     test, device = clients.images.test, next(model.parameters()).device
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         blocks = torch.split(test.images, TEST_BLOCK)

@@ -53,7 +53,7 @@ class Federation:
         if isinstance(data, ImageDataset):
             height, width = data.train.images.shape[1:]
             plan = Plan.of(settings, PublicStatistics(0), (height, width, data.num_classes))
-            clients: Clients = ImageClients(plan, data, _partition(data, settings))
+            clients: Clients = ImageClients(plan, data, _partition_images(data, settings))
         else:
             plan = Plan.of(settings, collect_statistics(data, settings) if public is None else public)
             clients = Clients(plan, data.train, {})
@@ -78,7 +78,7 @@ class Federation:
         return self.data
 
 
-def _partition(data: ImageDataset, settings: Settings) -> Partition:
+def _partition_images(data: ImageDataset, settings: Settings) -> Partition:
     chosen = settings.data
     assert isinstance(chosen, ImageData)
     if chosen.split == "dirichlet":
@@ -98,7 +98,7 @@ def load_federation(settings: Settings) -> tuple[Federation, dict[str, Scorer]]:
     data, best = load_unnumbered(settings)
     numbered = best and not settings.subspace.counts_items  # synthetic items are numbered by popularity already
     federation = (Federation.of if numbered else Federation.with_numbered_items)(settings, data)
-    return federation, _baselines(federation.interactions, best)
+    return federation, _baselines_of(federation.interactions, best)
 
 
 def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Scorer]]:
@@ -113,10 +113,10 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     data, best = load_unnumbered(settings)
     if not best or settings.subspace.counts_items:
         data = number_items(data, settings)
-    return data, _baselines(data, best)
+    return data, _baselines_of(data, best)
 
 
-def _baselines(data: Dataset, best: Mapping[str, Scorer]) -> dict[str, Scorer]:
+def _baselines_of(data: Dataset, best: Mapping[str, Scorer]) -> dict[str, Scorer]:
     return popularity_baseline(data) | (renumber_scorers(best, data) if data.counted is not None else dict(best))
 
 

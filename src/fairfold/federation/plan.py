@@ -73,11 +73,11 @@ class Plan:
             return self.assigned
         seed = hash_seed(self.settings, round_number)
         if client is not None:
-            return self._assign(seed ^ (client + 1) << 32, round_number)
+            return self._assign_by_seed(seed ^ (client + 1) << 32, round_number)
         key = (seed, round_number if self.method.changes_per_round else 0)
         if key not in self._cache:
             self._cache.clear()  # only the last round's: with a new hash every round it would grow without end
-            self._cache[key] = self._assign(seed, round_number)
+            self._cache[key] = self._assign_by_seed(seed, round_number)
         return self._cache[key]
 
     def client_task(self, state: State, size: int, client: int) -> ClientTask:
@@ -94,7 +94,7 @@ class Plan:
         held = [one.projections[name] for one in self.assignments(0) if one.projections is not None]
         return StoredTable.of(file, [one.subspace for one in held if isinstance(one, Hashed)])
 
-    def _assign(self, seed: int, round_number: int) -> list[Assignment]:
+    def _assign_by_seed(self, seed: int, round_number: int) -> list[Assignment]:
         counts = self.public.statistics.get(COUNTS)
         return self.method.assign(self.architecture.tensors, self.capacities, seed, counts, round_number)
 

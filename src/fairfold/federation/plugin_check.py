@@ -26,9 +26,9 @@ def check_plugins(settings: "Settings") -> None:
     algorithm = settings.algorithm
     names = f"algorithm {algorithm.kind!r}, method {settings.subspace.method!r}, model {settings.model.kind!r}"
     call = _CheckedCalls(names)
-    train = _histories(settings.predicts_ratings)
+    train = _example_histories(settings.predicts_ratings)
     statistics = call("client_statistics", algorithm.client_statistics, settings, train, range(ITEMS))
-    plan: Plan = call("the model and the sizes", _plan, settings, statistics)
+    plan: Plan = call("the model and the sizes", _small_plan, settings, statistics)
     state, local_state = call("init", plan.initial)
     call.require(isinstance(state, State), "init", "a State")
     if settings.model.is_custom:
@@ -101,7 +101,7 @@ def _check_scores(call: _CheckedCalls, plan: Plan, state: State) -> None:
             call.require(same, "combine", f"of one user [factors] and {ITEMS} items the same scores as among others")
 
 
-def _plan(settings: "Settings", statistics: Update) -> Plan:
+def _small_plan(settings: "Settings", statistics: Update) -> Plan:
     public = PublicStatistics(ITEMS, USERS, statistics.sums)
     try:
         return Plan.of(settings, public)
@@ -120,7 +120,7 @@ def _check_task(call: _CheckedCalls, task: Any, state: State) -> None:
         call.require(again == held, f"{held.kind!r}.describe", "plain values that define the same projection")
 
 
-def _histories(rated: bool) -> Interactions:
+def _example_histories(rated: bool) -> Interactions:
     users = torch.arange(USERS).repeat_interleave(6)
     items = torch.cat([torch.arange(6) * (user + 1) % ITEMS for user in range(USERS)])
     return Interactions.from_pairs(users, items, USERS, ITEMS, (items % 5 + 1).float() if rated else None)

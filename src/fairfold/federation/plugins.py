@@ -64,7 +64,7 @@ def register_model(name: str) -> "Callable[[Any], Any]":
 
 def registered(what: str) -> dict[str, Any]:
     """Plug-ins of a kind (``"algorithm"``, ``"method"`` or ``"model"``) by name."""
-    _load()
+    _load_registered()
     return _known[what]
 
 
@@ -78,7 +78,7 @@ def name_of(kind: Any, key: str) -> str:
 
 
 @cache
-def _load() -> None:
+def _load_registered() -> None:
     for entry in entry_points(group=GROUP):
         try:
             importlib.import_module(entry.value.partition(":")[0])
@@ -105,7 +105,7 @@ def _import_file(path: Path) -> None:
     found = sys.modules.get(name)
     if found is not None and Path(getattr(found, "__file__", None) or "").absolute() == path:
         return
-    if importlib.util.find_spec(name) is not None and not path.samefile(_origin(name) or path.parent):
+    if importlib.util.find_spec(name) is not None and not path.samefile(_module_origin(name) or path.parent):
         needed = "a name that no other module has"
         raise InvalidSettings(f"--plugin {path}", needed, f"Rename the file: Python knows another {name!r}.")
     module = importlib.util.module_from_spec(spec)
@@ -125,7 +125,7 @@ def _import_file(path: Path) -> None:
         raise InvalidSettings(given, "a file that Python can import", remedy) from None
 
 
-def _origin(name: str) -> str | None:
+def _module_origin(name: str) -> str | None:
     spec = importlib.util.find_spec(name)
     return spec.origin if spec is not None and spec.has_location else None
 

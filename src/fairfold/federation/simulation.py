@@ -105,7 +105,7 @@ def simulate(
         (['1x', '4x'], 'NDCG@20')
     """
     if federation is None:
-        federation, baselines = _build(Settings() if settings is None else settings, data, baselines)
+        federation, baselines = _build_federation(Settings() if settings is None else settings, data, baselines)
     settings = federation.plan.settings
     federation = replace(federation, sampler=replace(federation.sampler, ranks=ranks))
     clients = federation.clients
@@ -143,7 +143,7 @@ def simulate(
                 for callback in callbacks:
                     callback.on_round(report)
             on_round(report, progress)
-        result = _result(federation, evaluator, progress)
+        result = _make_result(federation, evaluator, progress)
         for callback in callbacks:
             callback.on_end(result)
     finally:
@@ -152,7 +152,7 @@ def simulate(
     return result
 
 
-def _build(
+def _build_federation(
     settings: Settings, data: Dataset | ImageDataset | None, baselines: Mapping[str, Scorer] | None
 ) -> tuple[Federation, Mapping[str, Scorer] | None]:
     """Build the federation of a run, with its baselines, from given data or from that of the settings."""
@@ -229,7 +229,7 @@ def _round_report(federation: Federation, evaluator: Evaluator, progress: Progre
     return RoundReport(number, seconds, len(completed), down, up, quality)
 
 
-def _result(federation: Federation, evaluator: Evaluator, progress: Progress) -> Result:
+def _make_result(federation: Federation, evaluator: Evaluator, progress: Progress) -> Result:
     progress.gather()
     state = progress.state
     plan = Tunable.of(federation.plan.algorithm).resolve(federation.plan, state)
@@ -260,7 +260,7 @@ def _result(federation: Federation, evaluator: Evaluator, progress: Progress) ->
         users=len(evaluator.all_users),
         rejections=dict(progress.rejections.counts),
         counted=federation.data.counted if isinstance(federation.data, Dataset) else None,
-        notes=_notes(federation, plan, state, assignments),
+        notes=_result_notes(federation, plan, state, assignments),
         privacy=privacy_report(plan.settings),
         differences=evaluator.differences(state, assignments),
         by_user=evaluator.by_user,
@@ -268,7 +268,7 @@ def _result(federation: Federation, evaluator: Evaluator, progress: Progress) ->
     )
 
 
-def _notes(federation: Federation, plan: Plan, state: State, assignments: list[Assignment]) -> list[str]:
+def _result_notes(federation: Federation, plan: Plan, state: State, assignments: list[Assignment]) -> list[str]:
     settings = plan.settings
     notes = [*Tunable.of(plan.algorithm).notes(plan, state), *_support_notes(plan, assignments)]
     notes += [*staleness_notes(state.algorithm_state, settings), *_never_drawn_notes(federation, state)]

@@ -50,7 +50,7 @@ class Update:
     weight: float
 
     def __add__(self, other: "Update") -> "Update":
-        sums = {name: _plus(vector, other.sums[name]) for name, vector in self.sums.items()}
+        sums = {name: _add_tensors(vector, other.sums[name]) for name, vector in self.sums.items()}
         return Update(sums, self.weight + other.weight)
 
     def dense(self, besides: Container[str] = ()) -> "Update":
@@ -143,13 +143,13 @@ class State:
 
     def copy(self) -> "State":
         """Deep copy, which later rounds do not change."""
-        return self._map(lambda tensors: {name: tensor.clone() for name, tensor in tensors.items()})
+        return self._map_groups(lambda tensors: {name: tensor.clone() for name, tensor in tensors.items()})
 
     def to(self, device: torch.device) -> "State":
         """Copy on a torch device."""
-        return self._map(lambda tensors: to_device(tensors, device))
+        return self._map_groups(lambda tensors: to_device(tensors, device))
 
-    def _map(self, change: Callable[[Weights], Weights]) -> "State":
+    def _map_groups(self, change: Callable[[Weights], Weights]) -> "State":
         groups = {group: change(tensors) for group, tensors in self.algorithm_state.items()}
         return State(change(self.full), self.round_number, groups)
 
@@ -188,7 +188,7 @@ def reduce_per_size(full: Weights, assignments: list[Assignment]) -> list[Weight
     return [None if held is None else {name: reduced[name, held[name]] for name in full} for held in sizes]
 
 
-def _plus(one: Tensor, other: Tensor) -> Tensor:
+def _add_tensors(one: Tensor, other: Tensor) -> Tensor:
     return other + one if one.is_sparse and not other.is_sparse else one + other  # torch adds sparse to dense only
 
 

@@ -187,12 +187,14 @@ class TaskRunner:
         k = min(self.request.settings.run.top, self.request.num_items)
         for start in range(0, len(users), USERS_AT_ONCE):
             some = users[start : start + USERS_AT_ONCE]
-            best = self._best({name: rows[start : start + USERS_AT_ONCE] for name, rows in vectors.items()}, some, k)
+            best = self._best_items(
+                {name: rows[start : start + USERS_AT_ONCE] for name, rows in vectors.items()}, some, k
+            )
             hits = torch.stack([torch.isin(best[row], test.of(user)) for row, user in enumerate(some)])
             total += float(ndcg(hits, test.counts_by_user[some], best.shape[1]).sum())
         return total, len(users)
 
-    def _best(self, vectors: Weights, users: list[int], k: int) -> Tensor:
+    def _best_items(self, vectors: Weights, users: list[int], k: int) -> Tensor:
         """Return the best k items outside users' histories, [users, k], by blocks; -1 where there are fewer."""
         scoring = DeviceScoring.of(self.plan.algorithm)  # without vectors all scores are equal
         owners, known = user_items(self.clients.train, torch.tensor(users))
@@ -241,7 +243,7 @@ def send_statistics(runtime: ClientRuntime, content: RecordDict, context: Contex
     settings, num_items, window = wire.unpack_statistics_request(content)
     key = (STATISTICS_PURPOSE, window.start, None)
     with reply_session(runtime, content, context, settings, key) as masked_reply:
-        interactions = _interactions(runtime, context, num_items, ratings=settings.predicts_ratings)
+        interactions = _load_interactions(runtime, context, num_items, ratings=settings.predicts_ratings)
         statistics = settings.algorithm.client_statistics(settings, interactions.local_interactions(), window)
         if masked_reply is None:
             return wire.pack_statistics(statistics)
@@ -251,7 +253,7 @@ def send_statistics(runtime: ClientRuntime, content: RecordDict, context: Contex
 def save_numbering(runtime: ClientRuntime, content: RecordDict, context: Context) -> RecordDict:
     """Store the numbers that this client's own items of a window have in the run."""
     given = wire.unpack_numbering(content)
-    data = _interactions(runtime, context, given.num_items, ratings=given.ratings)
+    data = _load_interactions(runtime, context, given.num_items, ratings=given.ratings)
     store = ClientStore(runtime.folder(context))
     state = store.load()
     numbers = dict(state.item_numbers) if state.numbering == given.numbering else {}
@@ -313,9 +315,9 @@ def _open_task(runtime: ClientRuntime, content: RecordDict, context: Context) ->
         state = state.reconcile(request.run, request.acknowledged_id)
     data: LocalData | LocalImages
     if request.image_shape is not None:
-        data = _images(runtime, context)
+        data = _load_images(runtime, context)
     else:
-        data = _interactions(runtime, context, request.num_items, ratings=settings.predicts_ratings)
+        data = _load_interactions(runtime, context, request.num_items, ratings=settings.predicts_ratings)
     runner = TaskRunner(request, data, state, settings.run.seed if runtime.repeatable else state.secret)
     capacity, projections = Capacity.parse(runtime.capacity(context)), request.task.projections
     if not runner.plan.method.fits(runner.plan.architecture.tensors, projections, capacity):
@@ -324,7 +326,7 @@ def _open_task(runtime: ClientRuntime, content: RecordDict, context: Context) ->
     return runner, store
 
 
-def _interactions(runtime: ClientRuntime, context: Context, num_items: int, *, ratings: bool) -> LocalData:
+def _load_interactions(runtime: ClientRuntime, context: Context, num_items: int, *, ratings: bool) -> LocalData:
     source: Any = runtime.source if runtime.source is not None else context.node_config.get("data")
     if source is None:
         raise InvalidData("no data", "the device's own file", "Give data=... or --node-config 'data=\"mine.csv\"'.")
@@ -337,7 +339,7 @@ def _interactions(runtime: ClientRuntime, context: Context, num_items: int, *, r
     return data
 
 
-def _images(runtime: ClientRuntime, context: Context) -> LocalImages:
+def _load_images(runtime: ClientRuntime, context: Context) -> LocalImages:
     data = runtime.source(context, 0) if callable(runtime.source) else None
     if not isinstance(data, LocalImages):
         raise InvalidData("no images", "data=... a function that returns LocalImages", "Give it to make_client_app.")

@@ -93,9 +93,9 @@ class StreamingGrid:
         pushed = list(self._grid.push_messages(outgoing)) if outgoing else []
         pending.sent_to |= {message: node for message, node in zip(pushed, nodes, strict=False) if message}
         del outgoing, messages  # the records are shared by the clients of a size, but they are large
-        return self._replies(set(pending.sent_to), pending.arrived, timeout, is_over)
+        return self._stream_replies(set(pending.sent_to), pending.arrived, timeout, is_over)
 
-    def _replies(
+    def _stream_replies(
         self, waiting: set[str], arrived: deque[Message], timeout: float | None, is_over: Callable[[], bool]
     ) -> Iterator[Message]:
         deadline = self._deadline = float("inf") if timeout is None else time.monotonic() + timeout

@@ -102,15 +102,15 @@ class Nodes:
         cohort = self.settings.fleet.clients_per_round
         if cohort is None:
             nodes = [node for node in self.connected(grid) if node.node_id not in busy]
-            return [nodes[place] for place in self._draw(len(nodes), len(nodes), number, attempt)]
+            return [nodes[place] for place in self._draw_places(len(nodes), len(nodes), number, attempt)]
         self._look_up(grid)
-        places = self._draw(len(self._candidates), cohort + len(busy), number, attempt)
+        places = self._draw_places(len(self._candidates), cohort + len(busy), number, attempt)
         free = [self._candidates[place] for place in places if self._candidates[place] not in busy]
         drawn = free[: max(cohort - len(busy), 0)]
         self._ask_capacities(grid, drawn)
         return [self.usable[node] for node in drawn if node in self.usable]
 
-    def _draw(self, num_nodes: int, cohort: int, number: int, attempt: int) -> list[int]:
+    def _draw_places(self, num_nodes: int, cohort: int, number: int, attempt: int) -> list[int]:
         if not num_nodes:
             return []
         drawn = sample_cohort(self.settings, num_nodes, number + attempt * ATTEMPT, min(cohort, num_nodes))
@@ -165,11 +165,11 @@ class Nodes:
         for node, content in ask_all(grid, sorted(asked), CAPACITY, request, self.settings.fleet.network.join_timeout):
             asked.discard(node)
             self._failed.discard(node)
-            self._join(node, content)
+            self._add_node(node, content)
         for node in asked:
             self._postpone(node, NO_CAPACITY)
 
-    def _join(self, node: int, content: RecordDict) -> None:
+    def _add_node(self, node: int, content: RecordDict) -> None:
         try:
             facts = facts_in(content)
             capacity = Capacity.parse(text_in(facts, "capacity", MAX_CAPACITY_TEXT))
@@ -204,15 +204,15 @@ class Nodes:
         """Leave a node out for now; it is asked again later."""
         attempts, _ = self._unanswered.get(node, (0, 0))
         self._unanswered[node] = (attempts + 1, self._lookups)
-        self._remove(node, reason, note=attempts == 0)
+        self._remove_node(node, reason, note=attempts == 0)
 
     def leave_out(self, node: int, reason: str) -> None:
         """Leave a node out for the rest of the run."""
         reason = self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, reason)
-        self._remove(node, reason)
+        self._remove_node(node, reason)
 
-    def _remove(self, node: int, reason: str, *, note: bool = True) -> None:
+    def _remove_node(self, node: int, reason: str, *, note: bool = True) -> None:
         self.usable.pop(node, None)
         self._noted.pop(node, None)
         if note:

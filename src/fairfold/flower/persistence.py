@@ -118,10 +118,10 @@ class RunRecorder:
         path = Path(folder)
         RunFolder(path).require_free(resume=resume)
         if resume and checkpoint.manifests(path / "checkpoints"):
-            self._restore(path, image_shape)
+            self._restore_run(path, image_shape)
         self._folder = RunFolder.create(plan.settings, path, resume=resume)
 
-    def _restore(self, path: Path, image_shape: ImageShape | None) -> None:
+    def _restore_run(self, path: Path, image_shape: ImageShape | None) -> None:
         saved = checkpoint.load_newest(path / "checkpoints", log.warning, storage=self.storage)
         checkpoint.require_same_settings(saved, self.plan.settings, path)
         checkpoint.require_same_data(saved, self._facts, path)
@@ -192,10 +192,10 @@ class RunRecorder:
         self.save_checkpoint(progress)
         if self._folder is not None:
             stopped = ended or stop_reason(progress.history, self.plan.settings) or "stopped"
-            result = self._result(progress, nodes, before)
+            result = self._make_result(progress, nodes, before)
             self._folder.finish(result, time.monotonic() - self._started, stopped, self._facts)
 
-    def _result(self, progress: Progress, nodes: Nodes, before: Quality | None) -> Result:
+    def _make_result(self, progress: Progress, nodes: Nodes, before: Quality | None) -> Result:
         settings = self.plan.settings
         ranks = not settings.predicts_ratings and not settings.model.reads_images
         order = POPULARITY if settings.subspace.counts_items else CATALOGUE_ORDER

@@ -140,8 +140,10 @@ class OpenRound:
 
     def quality(self, sizes: int) -> Quality | None:
         """Return the mean quality over all users, and over those of each size; None where there is none."""
-        overall = _mean(quality for _, quality in self.qualities)
-        by_size = (_mean(quality for other, quality in self.qualities if other == size) for size in range(sizes))
+        overall = _mean_quality(quality for _, quality in self.qualities)
+        by_size = (
+            _mean_quality(quality for other, quality in self.qualities if other == size) for size in range(sizes)
+        )
         return None if overall is None else Quality(overall, tuple(by_size))
 
     def why_failed(self) -> str:
@@ -211,7 +213,7 @@ class OpenRound:
             self._add_aggregate_quality(aggregate)
 
 
-def _mean(qualities: Iterable[QualitySum]) -> float | None:
+def _mean_quality(qualities: Iterable[QualitySum]) -> float | None:
     sums = list(qualities)
     return sum(total for total, _ in sums) / sum(users for _, users in sums) if sums else None
 
@@ -272,7 +274,7 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
         staleness = strategy.progress.state.round_number - request.task.round_number
         opened.staleness[node.node_id] = staleness
         # The sums keep the client's acknowledged update, which its next task names.
-        _refuse(asynchronous.staleness_problem(staleness, depends_on_model=plan.algorithm.depends_on_model))
+        _refuse_if(asynchronous.staleness_problem(staleness, depends_on_model=plan.algorithm.depends_on_model))
     if opened.secure is not None:
         opened.bytes_up[node.node_id] = opened.secure.receive(node, message.content)
         return None
@@ -282,17 +284,17 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
     reply = unpack_reply(message.content, request, sizes, users * of_user, users, sends_weights=sends_weights)
     if trained:
         update = reply.update
-        _refuse("no update" if update is None else plan.algorithm.validate_update(plan, request.task, update))
+        _refuse_if("no update" if update is None else plan.algorithm.validate_update(plan, request.task, update))
         assert update is not None
         bounds, state = BoundsContributions.of(plan.algorithm), strategy.network_state
         held = state.contributions.get(node.client_id, {})
         found = bounds.check_contribution(plan, request.task, update, held, users, state.secret)
-        _refuse(found[0])
+        _refuse_if(found[0])
         opened.contributions[node.node_id] = found[1]
     return reply
 
 
-def _refuse(problem: str | None) -> None:
+def _refuse_if(problem: str | None) -> None:
     if problem is not None:
         raise InvalidMessage(problem, "a usable update", "The client is left out of the round.")
 

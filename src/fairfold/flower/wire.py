@@ -90,7 +90,10 @@ def can_train(model: str | None, settings: Settings) -> bool:
 def pack_request(request: TaskRequest) -> tuple[RecordDict, TaskRequest]:
     """Pack a request into records; return them with the request as the client will see it after rounding."""
     task = request.task
-    coded = {name: projection.packed(task.vectors[name]) for name, projection in _coded(task.projections).items()}
+    coded = {
+        name: projection.packed(task.vectors[name])
+        for name, projection in _packed_projections(task.projections).items()
+    }
     plain = {name: vector for name, vector in task.vectors.items() if name not in coded}
     sizes = {name: vector.numel() for name, vector in plain.items()}
     arrays, scales = pack(plain, request.half)
@@ -128,11 +131,11 @@ def unpack_request(content: RecordDict) -> TaskRequest:
         raise invalid_message("a task without its precision", "what FairStrategy sends")
     with _refuse_unreadable():
         settings = read_settings(table_in(facts, "settings"))
-        projections, context = _projections(facts, "projections"), _projections(facts, "context")
+        projections, context = _read_projections(facts, "projections"), _read_projections(facts, "context")
         unprojected = table_in(facts, "unprojected")
         if not all(type(length) is int and 0 <= length <= MAX_ITEMS for length in unprojected.values()):
             raise ValueError("invalid lengths")
-        coded = _coded(projections)
+        coded = _packed_projections(projections)
         sizes = {name: one.size for name, one in projections.items() if name not in coded} | unprojected
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
     if coded:
@@ -144,10 +147,12 @@ def unpack_request(content: RecordDict) -> TaskRequest:
     ordered = {name: vectors[name] for name in (*projections, *unprojected)}
     task = ClientTask(number, size, projections, ordered, context)
     ids = {key: id_in(facts, key) for key in REQUEST_IDS}
-    return TaskRequest(task, settings, num_items, half=half, evaluate=evaluate, image_shape=_image_shape(facts), **ids)
+    return TaskRequest(
+        task, settings, num_items, half=half, evaluate=evaluate, image_shape=_read_image_shape(facts), **ids
+    )
 
 
-def _coded(projections: Mapping[str, Projection]) -> dict[str, Projection]:
+def _packed_projections(projections: Mapping[str, Projection]) -> dict[str, Projection]:
     return {name: one for name, one in projections.items() if one.is_packed}
 
 
@@ -160,11 +165,11 @@ def _refuse_unreadable() -> Iterator[None]:
         raise invalid_message(f"a task that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
 
 
-def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
+def _read_projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
     return {name: make_projection(of) for name, of in table_in(facts, key).items()}
 
 
-def _image_shape(facts: ConfigRecord) -> ImageShape | None:
+def _read_image_shape(facts: ConfigRecord) -> ImageShape | None:
     shape = facts.get("image_shape")
     if shape is None:
         return None
@@ -221,10 +226,10 @@ def unpack_reply(
         raise invalid_message("other records than expected", f"{ARRAYS} and {FACTS}")
     if id_in(facts, "run") != request.run or id_in(facts, "update_id") != request.update_id:
         raise invalid_message("a reply to another round", f"round {request.task.round_number + 1}")
-    quality = _quality(facts, request.settings, max_users)
+    quality = _read_quality(facts, request.settings, max_users)
     if not sizes:
         return Reply(None, quality)
-    weight = _weight(facts, max_weight)
+    weight = _read_weight(facts, max_weight)
     sparse = SparseUpdates.of(request.settings.algorithm).sparse_sums
     sums = unpack(content[ARRAYS], facts.get("scales"), sizes, request.half_updates, sparse=sparse)
     if sends_weights and request.half_updates:
@@ -232,14 +237,14 @@ def unpack_reply(
     return Reply(Update({name: sums[name] for name in sizes}, weight), quality)
 
 
-def _weight(facts: ConfigRecord, most: float) -> float:
+def _read_weight(facts: ConfigRecord, most: float) -> float:
     weight = facts.get("weight")
     if not isinstance(weight, float) or not 0 < weight <= most:
         raise invalid_message("a weight out of range", f"above 0 and at most {most:g}")
     return weight
 
 
-def _quality(facts: ConfigRecord, settings: Settings, max_users: int) -> tuple[float, int] | None:
+def _read_quality(facts: ConfigRecord, settings: Settings, max_users: int) -> tuple[float, int] | None:
     total, users = facts.get("quality"), facts.get("evaluated")
     if total is None and users is None:
         return None
@@ -291,7 +296,7 @@ def unpack_statistics(
     content: RecordDict, settings: Settings, num_items: int, window: range, max_users: float
 ) -> Update:
     """Unpack a client's statistics on the server; refuse missing sums, other lengths and impossible numbers."""
-    weight = _weight(facts_in(content), max_users)
+    weight = _read_weight(facts_in(content), max_users)
     lengths = statistics_lengths(settings, window)
     sums = unpack(content.get(ARRAYS), [1.0] * len(lengths), lengths, half=False, dtype=FLOAT64)
     counts = sums.get(COUNTS)

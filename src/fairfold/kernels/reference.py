@@ -59,7 +59,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
     """Write the values of coordinates [start, start + len(out)) into ``out``."""
     for part in _blocks(out.numel()):
         coordinates = torch.arange(start + part.start, start + part.stop, device=compact.device)
-        out[part] = _values(layout, compact, coordinates)
+        out[part] = _signed_values(layout, compact, coordinates)
 
 
 # -- from one size of a nested chain to another ----------------------------------------------------------------------
@@ -80,7 +80,7 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
     _check_rows(layout, rows, row_size)
     out = torch.empty(len(rows), row_size, dtype=compact.dtype, device=compact.device)
     for part in _blocks(len(rows), row_size):
-        out[part] = _values(layout, compact, row_coordinates(rows[part], row_size))
+        out[part] = _signed_values(layout, compact, row_coordinates(rows[part], row_size))
     return out
 
 
@@ -180,7 +180,7 @@ def direction(gradient: Tensor, moments: Sequence[Tensor], root: float) -> Tenso
     return gradient
 
 
-def _values(layout: Layout, compact: Tensor, coordinates: Tensor) -> Tensor:
+def _signed_values(layout: Layout, compact: Tensor, coordinates: Tensor) -> Tensor:
     slots, signs = slots_and_signs(layout, coordinates)
     return compact[slots] * signs.to(compact.dtype)
 

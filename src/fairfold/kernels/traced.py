@@ -55,26 +55,26 @@ def recover_span(memory: Tensor, layout: Layout, start: int, count: int) -> Tens
 
 
 # -- for programs that are compiled or exported ------------------------------------------------------------------------
-def _rows(memory: Tensor, rows: Tensor, layout: list[int], row_size: int) -> Tensor:
+def _recover_rows(memory: Tensor, rows: Tensor, layout: list[int], row_size: int) -> Tensor:
     return ops.recover_rows(unpack_layout(layout), memory.detach(), rows.contiguous(), row_size)
 
 
-def _add_rows(values: Tensor, rows: Tensor, layout: list[int], row_size: int) -> Tensor:  # noqa: ARG001 - as _rows
-    """Sum the values of rows into their slots: the adjoint of :func:`_rows`."""
+def _add_rows(values: Tensor, rows: Tensor, layout: list[int], row_size: int) -> Tensor:  # noqa: ARG001 - as _recover_rows
+    """Sum the values of rows into their slots: the adjoint of :func:`_recover_rows`."""
     found = unpack_layout(layout)
     sums = torch.zeros(found.size, dtype=SUM_DTYPE[values.dtype], device=values.device)
     ops.accumulate_rows(found, values.detach().contiguous(), rows.contiguous(), sums)
     return sums.to(values.dtype)
 
 
-def _span(memory: Tensor, layout: list[int], start: int, count: int) -> Tensor:
+def _recover_span(memory: Tensor, layout: list[int], start: int, count: int) -> Tensor:
     out = torch.empty(count, dtype=memory.dtype, device=memory.device)
     ops.recover_range(unpack_layout(layout), memory.detach(), start, out)
     return out
 
 
-def _add_span(values: Tensor, layout: list[int], start: int, count: int) -> Tensor:  # noqa: ARG001 - as _span
-    """Sum the values of weights into their slots: the adjoint of :func:`_span`."""
+def _add_span(values: Tensor, layout: list[int], start: int, count: int) -> Tensor:  # noqa: ARG001 - as _recover_span
+    """Sum the values of weights into their slots: the adjoint of :func:`_recover_span`."""
     found = unpack_layout(layout)
     sums = torch.zeros(found.size, dtype=SUM_DTYPE[values.dtype], device=values.device)
     ops.accumulate_range(found, values.detach().contiguous(), start, sums)
@@ -83,14 +83,14 @@ def _add_span(values: Tensor, layout: list[int], start: int, count: int) -> Tens
 
 _BY_ROWS = "(Tensor memory, Tensor rows, SymInt[] layout, SymInt row_size) -> Tensor"
 _BY_SPAN = "(Tensor memory, SymInt[] layout, SymInt start, SymInt count) -> Tensor"
-rows_op = custom_op("fairfold::rows", _rows, mutates_args=(), schema=_BY_ROWS)
+rows_op = custom_op("fairfold::rows", _recover_rows, mutates_args=(), schema=_BY_ROWS)
 add_rows = custom_op("fairfold::add_rows", _add_rows, mutates_args=(), schema=_BY_ROWS.replace("memory", "values"))
-span_op = custom_op("fairfold::span", _span, mutates_args=(), schema=_BY_SPAN)
+span_op = custom_op("fairfold::span", _recover_span, mutates_args=(), schema=_BY_SPAN)
 add_span = custom_op("fairfold::add_span", _add_span, mutates_args=(), schema=_BY_SPAN.replace("memory", "values"))
 
 
 rows_op.register_fake(lambda memory, rows, _layout, row_size: memory.new_empty(rows.shape[0], row_size))
-add_rows.register_fake(lambda values, _rows, layout, _row_size: values.new_empty(layout[1] + layout[2]))
+add_rows.register_fake(lambda values, _recover_rows, layout, _row_size: values.new_empty(layout[1] + layout[2]))
 span_op.register_fake(lambda memory, _layout, _start, count: memory.new_empty(count))
 add_span.register_fake(lambda values, layout, _start, _count: values.new_empty(layout[1] + layout[2]))
 
@@ -140,7 +140,7 @@ def _transformable(compute: Callable[..., Tensor], adjoint: Callable[[], Any]) -
 
         @staticmethod
         def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:
-            if compute is _rows and dims[0] is None and dims[1] is not None:
+            if compute is _recover_rows and dims[0] is None and dims[1] is not None:
                 memory, rows, layout, row_size = given
                 rows = rows.movedim(dims[1], 0)  # of one memory, whatever batch asks for them, in one call
                 found = Linear.apply(memory, rows.reshape(-1), layout, row_size)  # type: ignore[no-untyped-call]
@@ -155,7 +155,7 @@ def _transformable(compute: Callable[..., Tensor], adjoint: Callable[[], Any]) -
     return Linear
 
 
-_Rows: Any = _transformable(_rows, lambda: _AddRows)
+_Rows: Any = _transformable(_recover_rows, lambda: _AddRows)
 _AddRows: Any = _transformable(_add_rows, lambda: _Rows)
-_Span: Any = _transformable(_span, lambda: _AddSpan)
+_Span: Any = _transformable(_recover_span, lambda: _AddSpan)
 _AddSpan: Any = _transformable(_add_span, lambda: _Span)

@@ -38,9 +38,9 @@ class FedHM(Method):
         free = self.rank_rule == "share"
         if tensors.network:
             return [low_rank_network(compressed, capacity, free_ends=free) for capacity in capacities]
-        return [Assignment(self._tables(compressed, capacity, free)) for capacity in capacities]
+        return [Assignment(self._factored_tables(compressed, capacity, free)) for capacity in capacities]
 
-    def _tables(self, compressed: Shapes, capacity: Capacity, free: bool) -> dict[str, Projection]:
+    def _factored_tables(self, compressed: Shapes, capacity: Capacity, free: bool) -> dict[str, Projection]:
         found: dict[str, Projection] = {}
         for name, shape in compressed.items():
             if len(shape) != 2:
@@ -84,11 +84,13 @@ class HeteroFL(Method):
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
         tables, readers = held.projections or {}, tensors.readers.items()
-        columns = {name: _readers(tensors.shapes[name], first, tables[table]) for name, (table, first) in readers}
+        columns = {
+            name: _reading_columns(tensors.shapes[name], first, tables[table]) for name, (table, first) in readers
+        }
         return super().others(tensors, held) | columns
 
 
-def _readers(shape: tuple[int, ...], first: int, table: Projection) -> KeptColumns:
+def _reading_columns(shape: tuple[int, ...], first: int, table: Projection) -> KeptColumns:
     """Columns of a layer that read what a client holds of a table, or anything else."""
     assert isinstance(table, KeptColumns)
     runs = [(0, first), *((first + start, first + stop) for start, stop in table.runs)]
@@ -130,16 +132,16 @@ def low_rank_network(shapes: Shapes, capacity: Capacity, *, free_ends: bool = Fa
             share = capacity.limit(prod(weights[name]))
             needed = f"{name} needs {sum(weights[name])} numbers at rank 1, its share is {share}"
             raise unsupported_capacity("fedhm", capacity, needed)
-        return _held(shapes, weights, ranks)
+        return _factored_assignment(shapes, weights, ranks)
     found = _largest_ranks(shapes, weights, limit, output) or _largest_ranks(shapes, weights, limit, None)
     if found is None:
-        least = _cost(shapes, weights, dict.fromkeys(weights, 1))
+        least = _num_held(shapes, weights, dict.fromkeys(weights, 1))
         needed = f"factors of rank 1 of all layers are {least} numbers, it can hold {limit}"
         raise unsupported_capacity("fedhm", capacity, needed)
-    return _held(shapes, weights, found)
+    return _factored_assignment(shapes, weights, found)
 
 
-def _held(shapes: Shapes, weights: Matrices, ranks: Ranks) -> Assignment:
+def _factored_assignment(shapes: Shapes, weights: Matrices, ranks: Ranks) -> Assignment:
     factored = {name: LowRank(weights[name], rank) for name, rank in ranks.items() if rank is not None}
     return Assignment({name: factored.get(name) or whole(shape, WholeTable) for name, shape in shapes.items()})
 
@@ -164,7 +166,7 @@ def narrow_network(shapes: Shapes, capacity: Capacity) -> Assignment:
                 found[name] = (outputs,)
         return found
 
-    share = _largest(lambda one: sum(prod(shape) for shape in kept(one).values()) <= limit, max(widths))
+    share = _largest_share(lambda one: sum(prod(shape) for shape in kept(one).values()) <= limit, max(widths))
     if share is None:
         least = sum(prod(shape) for shape in kept(0.0).values())
         needed = f"a network one unit wide is {least} numbers, it can hold {limit}"
@@ -183,11 +185,11 @@ def _largest_ranks(shapes: Shapes, weights: Matrices, limit: int, kept: str | No
         return found
 
     largest = max(min(shape) for shape in weights.values())
-    share = _largest(lambda one: _cost(shapes, weights, ranks(one)) <= limit, largest)
+    share = _largest_share(lambda one: _num_held(shapes, weights, ranks(one)) <= limit, largest)
     return None if share is None else ranks(share)
 
 
-def _largest(fits: Callable[[float], bool], steps: int) -> float | None:
+def _largest_share(fits: Callable[[float], bool], steps: int) -> float | None:
     """The largest of 0, 1/steps, …, 1 that fits, by bisection; None if 0 does not."""
     if not fits(0.0):
         return None
@@ -198,8 +200,8 @@ def _largest(fits: Callable[[float], bool], steps: int) -> float | None:
     return low / steps
 
 
-def _cost(shapes: Shapes, weights: Matrices, ranks: Ranks) -> int:
-    return sum(held.size for held in (_held(shapes, weights, ranks).projections or {}).values())
+def _num_held(shapes: Shapes, weights: Matrices, ranks: Ranks) -> int:
+    return sum(held.size for held in (_factored_assignment(shapes, weights, ranks).projections or {}).values())
 
 
 class FedAvg(Method):

@@ -98,12 +98,12 @@ class Fair(Method):
     ) -> list[Assignment]:
         sizes: list[dict[str, Projection]] = [{} for _ in capacities]
         for number, (name, shape) in enumerate(compressed.items()):
-            subspaces = self._nested(shape, capacities, expand_seed(seed ^ number << 56), tensors.whole_rows)
+            subspaces = self._nested_subspaces(shape, capacities, expand_seed(seed ^ number << 56), tensors.whole_rows)
             for held, subspace in zip(sizes, subspaces, strict=True):
                 held[name] = Hashed(shape, subspace)
         return [Assignment(held) for held in sizes]
 
-    def _nested(
+    def _nested_subspaces(
         self, shape: tuple[int, ...], capacities: Sequence[Capacity], seed: int, whole_rows: bool
     ) -> list[Subspace]:
         mapping: str = self.mapping
@@ -163,7 +163,7 @@ class Fair(Method):
         for name, shape in self.compressed(tensors).items():
             held = [of.projections[name] for of in known if of.projections is not None]
             chain = [of.subspace for of in held if isinstance(of, Hashed) and not of.subspace.is_full]
-            found = _on_chain(chain, capacity, one_tail) if chain else None
+            found = _largest_on_chain(chain, capacity, one_tail) if chain else None
             if found is not None:
                 projections[name] = Hashed(shape, found)
             joins = joins and (found is not None or not chain)
@@ -191,7 +191,7 @@ class Inconsistent(Fair):
     method: Literal["inconsistent"] = "inconsistent"  # type: ignore[assignment]
 
 
-def _on_chain(chain: list[Subspace], capacity: Capacity, one_tail: bool) -> Subspace | None:
+def _largest_on_chain(chain: list[Subspace], capacity: Capacity, one_tail: bool) -> Subspace | None:
     """The largest subspace within a capacity that nests with a chain; None if all of them are too large."""
     known = min(chain, key=lambda subspace: subspace.size)
     limit = capacity.limit(known.full_size)

@@ -109,7 +109,7 @@ def candidate_splits(
     return list(found.values())
 
 
-def _lists(tensors: Tensors) -> Shapes:
+def _pair_lists(tensors: Tensors) -> Shapes:
     """Lists of pairs and of neighbors: two items and a value in a row."""
     return {name: shape for name, shape in tensors.others.items() if shape[-1] > FACTORS}
 
@@ -159,7 +159,9 @@ class Truncated(Method):
                 raise unsupported_capacity("truncated", capacity, "not a row of the table")
             kept = (sizes.rows, FACTORS + sizes.columns)
             held: dict[str, Projection] = {name: QuantizedRows((*shape,), kept, sizes.bits)}
-            for (other, listed), count in zip(_lists(tensors).items(), (sizes.pairs, sizes.neighbors), strict=False):
+            for (other, listed), count in zip(
+                _pair_lists(tensors).items(), (sizes.pairs, sizes.neighbors), strict=False
+            ):
                 held[other] = QuantizedPairs((*listed,), (min(count, listed[0]), listed[1]), shape[0])
             whole = {other: (*of,) for other, of in tensors.others.items() if other not in held}
             held |= {other: QuantizedRows(of, of, BITS[0][0]) for other, of in whole.items()}
@@ -170,7 +172,7 @@ class Truncated(Method):
         """The split chosen for these bytes, or for the nearest ones; the default if none was chosen."""
         assert isinstance(tensors, TruncatedTensors)
         if not tensors.splits:
-            neighbors = sum(of[0] // rows for of in list(_lists(tensors).values())[1:])
+            neighbors = sum(of[0] // rows for of in list(_pair_lists(tensors).values())[1:])
             return candidate_splits(budget, rows, columns, tensors.users, neighbors, tensors.whole)[0]
         return tensors.splits[min(tensors.splits, key=lambda known: abs(log(known / max(budget, 1))))]
 

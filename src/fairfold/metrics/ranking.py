@@ -58,7 +58,7 @@ def ranked_batches(
     score: Scorer, train: Interactions, test: Interactions, k: int, users: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The users with test items, a batch at a time, with their best k items, and which of these are test items."""
-    _check(train, test, k)
+    _check_sizes(train, test, k)
     for batch in torch.split(users_with_tests(test, users), max(1, BATCH_ELEMENTS // test.num_items)):
         items = recommend(score, batch, train, k)
         yield batch, items, _is_in(test, batch, items)
@@ -135,7 +135,7 @@ def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:
     return (pairs[found] == asked) & (items >= 0)
 
 
-def _check(train: Interactions, test: Interactions, k: int) -> None:
+def _check_sizes(train: Interactions, test: Interactions, k: int) -> None:
     if k < 1:
         raise InvalidData(f"k = {k}", "at least 1", "Ask for at least one rank.")
     sizes = [(part.num_users, part.num_items) for part in (train, test)]

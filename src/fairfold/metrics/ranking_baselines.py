@@ -44,11 +44,11 @@ class BinaryMatrix:
 
     def times(self, dense: Tensor) -> Tensor:
         """X @ dense, for dense [items, columns]."""
-        return _bags(self.train.items, dense, self.train.offsets)
+        return _row_sums(self.train.items, dense, self.train.offsets)
 
     def transposed_times(self, dense: Tensor) -> Tensor:
         """Xᵀ @ dense, for dense [users, columns]."""
-        return _bags(self.users_by_item, dense, self.item_offsets)
+        return _row_sums(self.users_by_item, dense, self.item_offsets)
 
     def rows(self, users: Tensor) -> Tensor:
         """Dense rows X[users], float32 [users, items]."""
@@ -80,7 +80,7 @@ class BinaryMatrix:
 Observed = Interactions | BinaryMatrix  # a training set, or its matrix, whose products baselines share
 
 
-def _bags(members: Tensor, dense: Tensor, offsets: Tensor) -> Tensor:
+def _row_sums(members: Tensor, dense: Tensor, offsets: Tensor) -> Tensor:
     if not len(members):
         return torch.zeros(len(offsets) - 1, dense.shape[1])
     return embedding_bag(members, dense.contiguous(), offsets, mode="sum", include_last_offset=True)
@@ -132,7 +132,7 @@ class Ridge:
             return self._matrix.transposed_times(shrunk.T).T
         rows, items = user_items(self._matrix.train, users)
         offsets = torch.searchsorted(rows, torch.arange(len(users) + 1))
-        return self._matrix.rows(users).sub_(_bags(items, self._inverse, offsets), alpha=self._penalty)
+        return self._matrix.rows(users).sub_(_row_sums(items, self._inverse, offsets), alpha=self._penalty)
 
 
 class Ease(Ridge):
@@ -155,7 +155,7 @@ class Ease(Ridge):
         for start in range(0, matrix.train.num_items, block):
             offsets = matrix.item_offsets[start : start + block + 1]
             users, first = matrix.users_by_item[offsets[0] : offsets[-1]], offsets - offsets[0]
-            sums = _bags(users, self._inverse, first)  # of an item: the rows of its users
+            sums = _row_sums(users, self._inverse, first)  # of an item: the rows of its users
             item = torch.repeat_interleave(torch.arange(len(sums)), first.diff())
             found.append(1 - torch.zeros(len(sums)).index_add_(0, item, sums[item, users]))
         return torch.cat(found).clamp(min=1e-6)
@@ -210,11 +210,11 @@ class ImplicitALS:
         matrix = BinaryMatrix.of(train)
         train = matrix.train
         self.users: Tensor = torch.randn(train.num_users, factors, generator=generator(0)) * 0.1 / factors**0.5
-        by_item = list(_groups(matrix.users_by_item, matrix.item_offsets, train.num_users, factors))
-        by_user = list(_groups(train.items, train.offsets, train.num_items, factors))
+        by_item = list(_rows_by_length(matrix.users_by_item, matrix.item_offsets, train.num_users, factors))
+        by_user = list(_rows_by_length(train.items, train.offsets, train.num_items, factors))
         for _ in range(sweeps):
-            self.items = _solved(by_item, train.num_items, self.users, unobserved, penalty)
-            self.users = _solved(by_user, train.num_users, self.items, unobserved, penalty)
+            self.items = _solve_rows(by_item, train.num_items, self.users, unobserved, penalty)
+            self.users = _solve_rows(by_user, train.num_users, self.items, unobserved, penalty)
 
     def __call__(self, users: Tensor) -> Tensor:
         scores: Tensor = self.users[users] @ self.items.T
@@ -225,7 +225,7 @@ class ImplicitALS:
 Group = tuple[Tensor, Tensor, Tensor]
 
 
-def _groups(members: Tensor, offsets: Tensor, others: int, factors: int) -> Iterator[Group]:
+def _rows_by_length(members: Tensor, offsets: Tensor, others: int, factors: int) -> Iterator[Group]:
     """Groups of rows of similar lengths; of equal lengths where these are shorter than the number of factors."""
     counts = offsets.diff()
     order = counts.argsort(descending=True)
@@ -244,7 +244,7 @@ def _groups(members: Tensor, offsets: Tensor, others: int, factors: int) -> Iter
         start = stop
 
 
-def _solved(groups: list[Group], count: int, others: Tensor, unobserved: float, penalty: float) -> Tensor:
+def _solve_rows(groups: list[Group], count: int, others: Tensor, unobserved: float, penalty: float) -> Tensor:
     factors = others.shape[1]
     everybody, identity = unobserved * others.T @ others, torch.eye(factors)
     padded, found = torch.cat([others, torch.zeros(1, factors)]), torch.zeros(count, factors)

@@ -68,7 +68,7 @@ class Recommender(nn.Module):
 
 def load_recommender(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
     """Make the custom model ``package.module:Class``; refuse one that is not as :class:`Recommender` says."""
-    model = _found(name)(num_users, num_items, factors)  # type: ignore[call-arg]
+    model = _import_recommender(name)(num_users, num_items, factors)  # type: ignore[call-arg]
     problems = [
         f"{child} is not an nn.Embedding with a row {side}"
         for side, rows in (("user", num_users), ("item", num_items))
@@ -86,7 +86,7 @@ def load_recommender(name: str, num_users: int, num_items: int, factors: int) ->
     return model
 
 
-def _found(name: str) -> type[Recommender]:
+def _import_recommender(name: str) -> type[Recommender]:
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(import_module(module), attribute)

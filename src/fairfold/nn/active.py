@@ -50,7 +50,7 @@ class ActiveRows(nn.Module):
         """The rows of ``ids``, one line each."""
         table: FairTable = self.__dict__["table"]
         check_ids(ids, table.num_embeddings, self.values)
-        local = self._local(ids.reshape(-1).long())
+        local = self._local_rows(ids.reshape(-1).long())
         rows = _ActiveLookup.apply(self.values, self.positions, self.signs, local)  # type: ignore[no-untyped-call]
         return table.constrain_rows(ids, rows)
 
@@ -60,7 +60,7 @@ class ActiveRows(nn.Module):
         table: FairTable = self.__dict__["table"]
         table.memory.index_copy_(0, self.slots, self.values.detach().to(table.memory.dtype))
 
-    def _local(self, ids: Tensor) -> Tensor:
+    def _local_rows(self, ids: Tensor) -> Tensor:
         if len(self.row_ids) == 0 and ids.numel() == 0:
             return ids
         local = torch.searchsorted(self.row_ids, ids)

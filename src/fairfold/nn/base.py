@@ -46,11 +46,13 @@ def make_subspace(full_size: int, itemsize: int = 4, **options: Unpack[SubspaceO
         named = " and ".join(given) if given else "no size, capacity or budget"
         raise InvalidCapacity(named, "exactly one of them", "Write e.g. capacity=1/16.")
     if size is None:
-        size = _largest_size(_capacity(capacity, budget).limit(full_size, itemsize), full_size, mapping, chunk, head)
+        size = _largest_size(
+            _parse_capacity(capacity, budget).limit(full_size, itemsize), full_size, mapping, chunk, head
+        )
     return Subspace(full_size, size, options.get("seed", 0), mapping, chunk, head, options.get("sign", True))
 
 
-def _capacity(capacity: str | float | Fraction | Capacity | None, budget: str | int | None) -> Capacity:
+def _parse_capacity(capacity: str | float | Fraction | Capacity | None, budget: str | int | None) -> Capacity:
     if capacity is not None:
         return Capacity.parse(capacity)
     parsed = Capacity.parse(budget if isinstance(budget, str) else f"{budget}B")

@@ -237,7 +237,7 @@ def make_compact_layer(layer: Any, subspace: Subspace | None, compact: Tensor | 
         head = 0 if subspace.mapping != "ranked" or subspace.is_full else subspace.head
         options |= {"chunk": subspace.chunk, "head": head, "sign": subspace.sign}
     kind, names = next((compact, names) for standard, compact, names in _KINDS if isinstance(layer, standard))
-    result: FairModule = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **options)
+    result: FairModule = kind(**_layer_options(layer, names), device="meta", dtype=layer.weight.dtype, **options)
     if compact is not None:
         # A tied layer is handed the very parameter of the first one.
         requires_grad = layer.weight.requires_grad
@@ -251,7 +251,7 @@ def make_dense_layer(layer: FairModule, weight: nn.Parameter | None) -> nn.Modul
     kind, names = next(kinds, (None, ()))
     if kind is None:
         raise TypeError(f"{type(layer).__name__} has no standard twin")
-    result: nn.Module = kind(**_options(layer, names), device="meta", dtype=layer.memory.dtype)
+    result: nn.Module = kind(**_layer_options(layer, names), device="meta", dtype=layer.memory.dtype)
     if weight is None:
         full = layer.full_weight()
         padding: int | None = getattr(layer, "padding_idx", None)
@@ -262,7 +262,7 @@ def make_dense_layer(layer: FairModule, weight: nn.Parameter | None) -> nn.Modul
     return _with_bias(result, layer)
 
 
-def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _layer_options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
     options = {name: getattr(layer, name) for name in names}
     return options | ({"bias": layer.bias is not None} if hasattr(layer, "bias") else {})
 

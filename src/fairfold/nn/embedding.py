@@ -100,9 +100,9 @@ class FairTable(FairModule):
         flat = ids if ids.dim() == 1 else ids.reshape(-1)
         if repeated:
             # Every row is asked for more than once on average: each is recovered once, in less memory than the result.
-            every = self._lookup(memory, torch.arange(self.num_embeddings, device=flat.device))
+            every = self._lookup_rows(memory, torch.arange(self.num_embeddings, device=flat.device))
             return functional.embedding(flat, every)
-        return self._lookup(memory, flat)
+        return self._lookup_rows(memory, flat)
 
     def update_in_backward(self, update: FusedSGD | None) -> None:
         """Let the backward apply ``update`` at once instead of making a gradient; None goes back to gradients."""
@@ -116,7 +116,7 @@ class FairTable(FairModule):
         self._refuse_shared("activate")
         return ActiveRows(self, ids)
 
-    def _lookup(self, memory: Tensor, rows: Tensor) -> Tensor:
+    def _lookup_rows(self, memory: Tensor, rows: Tensor) -> Tensor:
         # A shared memory places every table at a multiple of its row size.
         rows = rows + self.offset // self.embedding_dim if self.offset else rows
         update: FusedSGD | None = self.__dict__["_update"]
@@ -208,7 +208,7 @@ class FairEmbeddingBag(FairTable):
             rows = rows.masked_fill(~is_counted[:, None], -torch.inf)
         if ids.dim() == 2 and offsets is None:
             return self._equal_bags(rows, is_counted, ids.shape[0], ids.shape[1])
-        bag, bags = self._bags(ids, offsets)
+        bag, bags = self._bag_of_ids(ids, offsets)
         if self.mode == "max":
             lowest = rows.new_full((bags, self.embedding_dim), -torch.inf)
             found = lowest.scatter_reduce(0, bag[:, None].expand(-1, self.embedding_dim), rows, "amax")
@@ -234,7 +234,7 @@ class FairEmbeddingBag(FairTable):
             return sums / max(each, 1)
         return sums / counted.view(bags, each).sum(1).clamp(min=1)[:, None].to(sums.dtype)
 
-    def _bags(self, ids: Tensor, offsets: Tensor | None) -> tuple[Tensor, int]:
+    def _bag_of_ids(self, ids: Tensor, offsets: Tensor | None) -> tuple[Tensor, int]:
         """The bag of every id, and how many bags there are."""
         if ids.dim() != 1 or offsets is None or offsets.dim() != 1:
             given = "without offsets" if offsets is None else f"with offsets of shape {tuple(offsets.shape)}"

@@ -109,13 +109,13 @@ def run(job: FootprintJob) -> None:
     batches = torch.split(ids, job.batch)
     if job.way == "active":
         with active(table, ids) as rows:
-            _train(table, batches, torch.optim.Adam(rows.parameters()))
+            _train_batches(table, batches, torch.optim.Adam(rows.parameters()))
     elif job.way == "backward":
         table.update_in_backward(FusedSGD())
-        _train(table, batches, None)
+        _train_batches(table, batches, None)
 
 
-def _train(table: "FairTable", batches: "Sequence[Tensor]", optimizer: "Optimizer | None") -> None:
+def _train_batches(table: "FairTable", batches: "Sequence[Tensor]", optimizer: "Optimizer | None") -> None:
     for batch in batches:
         table.rows(batch).square().mean().backward()  # type: ignore[no-untyped-call]
         if optimizer is not None:

@@ -56,7 +56,7 @@ class Checkpoint:
 def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
     number = progress.state.round_number
-    stem = _stem(number)
+    stem = _file_stem(number)
     full, on_disk = progress.state.full, _on_disk(progress.state)
     named = {f"full/{name}": tensor for name, tensor in full.items() if name not in on_disk}
     stored: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def find_newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoin
     damaged: list[str] = []
     for path in manifests(folder):
         try:
-            return _read(path, storage or Storage()), damaged
+            return _read_checkpoint(path, storage or Storage()), damaged
         except Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
         except (OSError, *PARSE_ERRORS) as problem:
@@ -167,7 +167,7 @@ def _on_disk(state: State) -> dict[str, StoredTable]:
     return {name: table for name, table in tables.items() if table.file.path is not None}
 
 
-def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any], stored: dict[str, StoredTable]) -> Progress:
+def _parse_progress(tensors: dict[str, Tensor], manifest: dict[str, Any], stored: dict[str, StoredTable]) -> Progress:
     full, local_state = dict[str, Tensor](), dict[str, Tensor]()
     algorithm_state = dict[str, dict[str, Tensor]]()
     full |= stored
@@ -182,19 +182,19 @@ def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any], stored: dict
         else:
             group, name = name.split("/", 1)
             algorithm_state.setdefault(group, {})[name] = tensor
-    history = [_report(values) for values in manifest["history"]]
+    history = [_parse_report(values) for values in manifest["history"]]
     rejections = Rejections(Counter(manifest["rejections"]))
     return Progress(State(full, manifest["round"], algorithm_state), local_state, history, rejections)
 
 
-def _report(values: dict[str, Any]) -> RoundReport:
+def _parse_report(values: dict[str, Any]) -> RoundReport:
     quality = values["quality"]
     if quality is not None:
         quality = Quality(quality["server"], tuple(quality["groups"]))
     return RoundReport(**values | {"quality": quality})
 
 
-def _read(path: Path, storage: Storage) -> Checkpoint:
+def _read_checkpoint(path: Path, storage: Storage) -> Checkpoint:
     manifest = parse_with_checksum(read_limited(path))
     if manifest["format"] != FORMAT:
         raise other_format_error(path, manifest["format"])
@@ -204,7 +204,9 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
     with open_tensors(tensor_file) as opened:
         # Copies: their memory is aligned as in a run that was never interrupted, and outlives the file.
         tensors = {
-            name: _local(opened, name, storage) if name.startswith("local_state/") else opened.get_tensor(name).clone()
+            name: _read_local_state(opened, name, storage)
+            if name.startswith("local_state/")
+            else opened.get_tensor(name).clone()
             for name in described["names"]
         }
     stored = dict[str, StoredTable]()
@@ -213,11 +215,11 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
         kept = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         folder, resumes = path.parent.parent, storage.folder is not None
         stored[name] = StoredTable.at_checkpoint(folder, facts, kept, number, resumes=resumes)
-    progress = _progress(tensors, manifest, stored)
+    progress = _parse_progress(tensors, manifest, stored)
     return Checkpoint(progress, manifest["settings"], manifest["data"], manifest["versions"], manifest["seconds"])
 
 
-def _local(opened: Any, name: str, storage: Storage) -> Tensor:
+def _read_local_state(opened: Any, name: str, storage: Storage) -> Tensor:
     """Read local state to ``storage``, a table in blocks of rows."""
     part = opened.get_slice(name)
     shape = tuple(part.get_shape())
@@ -243,13 +245,13 @@ def manifests(folder: Path) -> list[Path]:
 
 def _remove_old(folder: Path, number: int) -> None:
     """Remove all but the last checkpoints up to a round; later ones are damaged, and do not count."""
-    whole = [path for path in manifests(folder) if path.stem <= _stem(number)]
+    whole = [path for path in manifests(folder) if path.stem <= _file_stem(number)]
     for path in whole[NUM_CHECKPOINTS:]:
         atomic_io.remove(path)  # first, so that no manifest is left without its tensors
         atomic_io.remove(path.with_suffix(".safetensors"))
 
 
-def _stem(number: int) -> str:
+def _file_stem(number: int) -> str:
     return f"round-{number:08d}"
 
 

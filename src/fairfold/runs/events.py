@@ -22,13 +22,13 @@ _NEW_NODE: Event = {
 }  # fmt: skip
 
 
-def _format(event: Event) -> bytes:
+def _format_line(event: Event) -> bytes:
     return checksums.line_with_checksum(json.dumps(event, ensure_ascii=True, separators=(",", ":"))).encode()
 
 
 def append(folder: Path, events: Iterable[Event]) -> None:
     """Append events to the file."""
-    lines = b"".join(map(_format, events))
+    lines = b"".join(map(_format_line, events))
     with atomic_io.write_errors(folder / NODES), (folder / NODES).open("ab") as file:
         file.write(lines)
 
@@ -40,9 +40,9 @@ def events_until(folder: Path, round_number: int) -> tuple[list[Event], list[str
     """
     path = folder / NODES
     events, problems = list[Event](), list[str]()
-    for number, line in enumerate(_content(path).split(b"\n"), start=1):
+    for number, line in enumerate(_read_content(path).split(b"\n"), start=1):
         try:
-            event = _event(line)
+            event = _parse_line(line)
             if event["event"] not in ROUND_EVENTS or event["round"] <= round_number or not event.get("counted", True):
                 events.append(event)
         except checksums.PARSE_ERRORS as problem:
@@ -52,12 +52,12 @@ def events_until(folder: Path, round_number: int) -> tuple[list[Event], list[str
 
 def replace_events(folder: Path, events: list[Event]) -> None:
     """Make these the only events of the file."""
-    content = b"".join(map(_format, events))
-    if _content(folder / NODES) != content:
+    content = b"".join(map(_format_line, events))
+    if _read_content(folder / NODES) != content:
         atomic_io.write_atomically(folder / NODES, content)
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     with run_read_errors(path):
         return checksums.read_limited(path) if path.exists() else b""
 
@@ -65,17 +65,17 @@ def _content(path: Path) -> bytes:
 def read_events(folder: Path) -> list[Event]:
     """Read all events of a run; none if it is no run over a network."""
     path = folder / NODES
-    *lines, _ = _content(path).split(b"\n")
+    *lines, _ = _read_content(path).split(b"\n")
     return [parse_event(line, path) for line in lines]
 
 
 def parse_event(line: bytes, path: Path) -> Event:
     """Parse a line of the file; ``path`` is for the error."""
     with run_read_errors(path):
-        return _event(line)
+        return _parse_line(line)
 
 
-def _event(line: bytes) -> Event:
+def _parse_line(line: bytes) -> Event:
     text = checksums.parse_line(line)
     if text is None:
         raise checksums.Damaged("a line that is not what was written")
@@ -100,12 +100,12 @@ def participants(events: list[Event]) -> tuple[list[Event], dict[int, str]]:
             held |= event["held"]
             for key, part in (("bytes_down", event["down"]), ("bytes_up", event["up"])):
                 for node, size in part.items():
-                    _node(nodes, node)[key] += size
+                    _totals_of(nodes, node)[key] += size
             for node in event["used"]:
-                _node(nodes, str(node))["rounds"] += 1
+                _totals_of(nodes, str(node))["rounds"] += 1
         elif kind == QUALITY:
             for node, quality in event["nodes"].items():
-                totals = _node(nodes, node)
+                totals = _totals_of(nodes, node)
                 totals["first_quality"] = totals["first_quality"] or quality
                 totals["last_quality"] = quality
     for node in nodes.values():
@@ -113,5 +113,5 @@ def participants(events: list[Event]) -> tuple[list[Event], dict[int, str]]:
     return list(nodes.values()), left_out
 
 
-def _node(nodes: dict[int, Event], node: str) -> Event:
+def _totals_of(nodes: dict[int, Event], node: str) -> Event:
     return nodes.setdefault(int(node), _NEW_NODE | {"node": int(node)})

@@ -125,9 +125,11 @@ class RunFolder:
     def _write_metrics(self, settings: Settings, history: list[RoundReport]) -> None:
         self._columns = metric_columns(settings)
         head = (",".join(self._columns) + "\n").encode()
-        atomic_io.write_atomically(self.path / METRICS, head + metric_lines(self._row(report) for report in history))
+        atomic_io.write_atomically(
+            self.path / METRICS, head + metric_lines(self._metrics_row(report) for report in history)
+        )
 
-    def _row(self, report: RoundReport) -> list[Any]:
+    def _metrics_row(self, report: RoundReport) -> list[Any]:
         quality = report.quality
         found = [report.round_number, f"{report.seconds:.6f}", report.num_clients, report.bytes_down, report.bytes_up]
         found += [] if quality is None else [quality.server, *quality.groups]
@@ -142,7 +144,7 @@ class RunFolder:
     def append_round(self, report: RoundReport) -> None:
         """Append one round to the metrics; a line cut short by a kill is written again on resume."""
         with atomic_io.write_errors(self.path / METRICS), (self.path / METRICS).open("ab") as file:
-            file.write(metric_lines([self._row(report)]))
+            file.write(metric_lines([self._metrics_row(report)]))
 
     def finish(self, result: Result, seconds: float, stopped: str, data: dict[str, Any]) -> None:
         """Write the model, then the result, which marks the run as finished."""

@@ -165,12 +165,12 @@ def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> In
         elif isinstance(given, str) and listed and not os.path.exists(given):  # Path.exists raises for long names
             lines = [name.strip() for name in given.split(",") if name.strip()]
         else:
-            lines = _lines(path, rated=rated)
+            lines = _history_lines(path, rated=rated)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path}: {error}", "a readable text file", f"Write {form}.") from None
-    names, ratings = _rated(lines, data) if rated else (lines, None)
+    names, ratings = _split_ratings(lines, data) if rated else (lines, None)
     known = {} if data.item_ids is None else {name: number for number, name in enumerate(data.item_ids)}
-    items = [_item(name, known, data) for name in names]
+    items = [_item_number(name, known, data) for name in names]
     unknown = [name for name, item in zip(names, items, strict=True) if item is None]
     if unknown:
         given = f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
@@ -180,7 +180,7 @@ def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> In
     return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items, ratings)
 
 
-def _lines(path: Path, *, rated: bool) -> list[str]:
+def _history_lines(path: Path, *, rated: bool) -> list[str]:
     lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     columns = [name.strip().strip('"') for name in lines[0].split(",")] if lines else []
     wanted = ["item", "rating"] if rated else ["item"]
@@ -191,7 +191,7 @@ def _lines(path: Path, *, rated: bool) -> list[str]:
     return [" ".join(str(row[name]).strip() for name in wanted) for row in rows]
 
 
-def _rated(lines: list[str], data: Dataset) -> tuple[list[str], Tensor]:
+def _split_ratings(lines: list[str], data: Dataset) -> tuple[list[str], Tensor]:
     """Split lines into items and ratings; refuse ratings out of the range of the data, if it is known."""
     known = data.train.ratings
     low, high = (0.0, math.inf) if known is None else (float(known.min()), float(known.max()))
@@ -213,7 +213,7 @@ def item_name(item: int, data: Dataset) -> str:
     return f"#{item if data.counted is None else int(items_at(torch.tensor([item]), data.counted.leading))}"
 
 
-def _item(name: str, known: dict[str, int], data: Dataset) -> int | None:
+def _item_number(name: str, known: dict[str, int], data: Dataset) -> int | None:
     if not name.startswith("#") and known:
         return known.get(name)
     digits = name.removeprefix("#")

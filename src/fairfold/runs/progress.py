@@ -43,7 +43,7 @@ class Display(Callback):
 
             self._cell = display({"text/plain": "starting ..."}, raw=True, display_id=True)
         elif self._console.is_terminal:
-            self._live = Live(self._view(), console=self._console, refresh_per_second=8, transient=True)
+            self._live = Live(self._live_table(), console=self._console, refresh_per_second=8, transient=True)
             self._live.start()
         self._ended.clear()
         threading.Thread(target=self._report_long_rounds, daemon=True).start()
@@ -78,10 +78,10 @@ class Display(Callback):
         self._now = report.round_number + 1
         if self._live is not None:
             self._bar.update(self._task, completed=report.round_number, left=left)
-            self._live.update(self._view())
+            self._live.update(self._live_table())
             return
         if self._cell is not None or report.quality is not None or time.monotonic() - self._printed > LINE_SECONDS:
-            self._print(self._line(report, left))
+            self._print(self._round_line(report, left))
 
     def close(self) -> None:
         self._ended.set()
@@ -89,7 +89,7 @@ class Display(Callback):
             self._live.stop()
             self._live = None
 
-    def _line(self, report: RoundReport, left: str) -> str:
+    def _round_line(self, report: RoundReport, left: str) -> str:
         parts = [f"round {report.round_number}/{self._rounds}"]
         if report.quality is not None:
             values = ["left out" if value is None else f"{value:.4f}" for value in report.quality.groups]
@@ -98,7 +98,7 @@ class Display(Callback):
         parts += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", left]
         return "  ".join(filter(None, parts))
 
-    def _view(self) -> Group:
+    def _live_table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
         table.add_column(f"{self._metric} after round {self._last_round}" if self._last else self._metric)
         for heading in (*self._sizes, "server", "down", "up"):

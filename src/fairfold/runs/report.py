@@ -224,7 +224,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
         section |= {"headings": headings(members), "sizes": sizes_of(members)}
         section |= {"sentence": sentence(members), "memory": memory_rows(members)}
         section["baselines"] = [(name, f"{value:.4f}") for name, value in known.items()]
-        section["differences"] = [[name, *(_difference(run, name) for run in members)] for name in known]
+        section["differences"] = [[name, *(_difference_cell(run, name) for run in members)] for name in known]
         section["differing"] = [[key, *values] for key, values in differing.items()]
         section["differing_by_run"] = list(map(list, zip(labels(members), *differing.values(), strict=True)))
         sections.append(section)
@@ -268,7 +268,7 @@ def memory_rows(runs: list[RunSummary]) -> list[list[str]]:
     return rows
 
 
-def _difference(run: RunSummary, name: str) -> str:
+def _difference_cell(run: RunSummary, name: str) -> str:
     return format_difference(run.differences[name]) if name in run.differences else ""
 
 

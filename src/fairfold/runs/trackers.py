@@ -83,7 +83,7 @@ class Tracker(Callback):
         if report.quality is not None:
             values = (report.quality.server, *report.quality.groups)
             metrics |= {f"quality/{size}": value for size, value in zip(["server", *self._sizes], values, strict=True)}
-        self._log(metrics, report.round_number)
+        self._log_finite(metrics, report.round_number)
 
     def on_end(self, result: Result) -> None:
         metrics: dict[str, float | None] = {"end/server": result.quality}
@@ -91,29 +91,29 @@ class Tracker(Callback):
             metrics[f"end/{group.capacity}"] = group.comparable_quality
             metrics[f"bytes_held/{group.capacity}"] = group.bytes_held
         metrics |= {f"baseline/{name}": value for name, value in result.baselines.items()}
-        self._log(metrics, self._round)
+        self._log_finite(metrics, self._round)
         self._ended = True
 
     def close(self) -> None:
         if self._working:
-            self._guarded("close", self.end_run, finished=self._ended)
+            self._call_guarded("close", self.end_run, finished=self._ended)
         self._working = False
 
-    def _log(self, metrics: Mapping[str, float | None], round_number: int) -> None:
+    def _log_finite(self, metrics: Mapping[str, float | None], round_number: int) -> None:
         self._round = round_number
         if self._working:
             items = [(metric_name(name), value) for name, value in metrics.items()]
             finite = {name: float(value) for name, value in items if value is not None and math.isfinite(value)}
-            self._guarded(f"round {round_number}", self.log_metrics, finite, round_number)
+            self._call_guarded(f"round {round_number}", self.log_metrics, finite, round_number)
 
-    def _guarded(self, what: str, call: Any, *args: Any, **kwargs: Any) -> None:
+    def _call_guarded(self, what: str, call: Any, *args: Any, **kwargs: Any) -> None:
         try:
             call(*args, **kwargs)
         except Exception as error:
             log.warning("%s failed at %s and is not used any more; the run goes on: %s", self.TITLE, what, error)
             self._working = False
 
-    def _refused(self, error: Exception, remedy: str, where: str = "") -> InvalidSettings:
+    def _refusal(self, error: Exception, remedy: str, where: str = "") -> InvalidSettings:
         given = f"{self.TITLE}{where}: {error}".rstrip(".")
         return InvalidSettings(given, "a run that can be opened there", remedy)
 
@@ -207,7 +207,7 @@ class MLflow(Tracker):
                 self._client.log_batch(self._run, params=parameters[first : first + self.PARAMETERS_AT_ONCE])
         except mlflow.MlflowException as error:
             remedy = "Check MLFLOW_TRACKING_URI, or name a database: MLflow(uri='sqlite:///mlflow.db')."
-            raise self._refused(error, remedy, f" at {mlflow.get_tracking_uri()}") from error
+            raise self._refusal(error, remedy, f" at {mlflow.get_tracking_uri()}") from error
         return self._run
 
     def _create_run(self) -> str:
@@ -259,7 +259,7 @@ class WeightsAndBiases(Tracker):
             self._run = wandb.run or wandb.init(**self._options, id=run_id, resume="allow" if run_id else None)
         except wandb.Error as error:
             remedy = "Run `wandb login`, or set WANDB_MODE=offline, which keeps everything on this machine."
-            raise self._refused(error, remedy) from error
+            raise self._refusal(error, remedy) from error
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.define_metric("*", step_metric="round")
         return str(self._run.id)

@@ -71,11 +71,11 @@ class RunMonitor:
         return {"name": self.name} | self._server | status
 
     def _run_status(self) -> Status:
-        settings: Settings = self._cached(SETTINGS, lambda: files.read_run_settings(self.folder))
-        result: Status = self._cached(RESULT, lambda: files.read_result(self.folder))
-        rows: list[dict[str, str]] = self._cached(METRICS, lambda: files.read_metrics(self.folder, settings))
+        settings: Settings = self._read_if_changed(SETTINGS, lambda: files.read_run_settings(self.folder))
+        result: Status = self._read_if_changed(RESULT, lambda: files.read_result(self.folder))
+        rows: list[dict[str, str]] = self._read_if_changed(METRICS, lambda: files.read_metrics(self.folder, settings))
         self._read_events()
-        changed = max(self._changed(name) for name in (SETTINGS, METRICS, NODES, LOG, RESULT))
+        changed = max(self._changed_at(name) for name in (SETTINGS, METRICS, NODES, LOG, RESULT))
         rounds = [_parse_round(row) for row in rows]
         now = time.time()
         seconds = median(row["seconds"] for row in rounds) if rounds else 0.0
@@ -94,14 +94,14 @@ class RunMonitor:
             "log": self._log_tail(), **self._events.values(),
         }  # fmt: skip
 
-    def _changed(self, name: str) -> float:
+    def _changed_at(self, name: str) -> float:
         with contextlib.suppress(OSError):
             return (self.folder / name).stat().st_mtime
         return 0.0
 
-    def _cached(self, name: str, read: Callable[[], Any]) -> Any:
+    def _read_if_changed(self, name: str, read: Callable[[], Any]) -> Any:
         """The content of a file, read again when it has changed."""
-        changed = self._changed(name)
+        changed = self._changed_at(name)
         if name not in self._cache or self._cache[name][0] != changed:
             self._cache[name] = changed, read()
         return self._cache[name][1]
@@ -211,13 +211,13 @@ def without_nan(values: Any) -> Any:
 def to_prometheus(status: Status) -> str:
     """A status in Prometheus' text format; of a damaged run only that it cannot be read."""
     lines = list[str]()
-    for name, kind, description, samples in _metrics(status):
+    for name, kind, description, samples in _prometheus_metrics(status):
         lines += [f"# HELP fairfold_{name} {description}", f"# TYPE fairfold_{name} {kind}"]
         lines += [f"fairfold_{name}{_format_labels(labels)} {float(value):.10g}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
-def _metrics(status: Status) -> Iterator[tuple[str, str, str, Sequence[tuple[Labels, float]]]]:
+def _prometheus_metrics(status: Status) -> Iterator[tuple[str, str, str, Sequence[tuple[Labels, float]]]]:
     def labelled(label: str, values: Mapping[str, float]) -> list[tuple[Labels, float]]:
         return [({label: key}, value) for key, value in sorted(values.items())]
 

@@ -38,11 +38,11 @@ class LeadingBlock(_Cut):
     def size(self) -> int:  # type: ignore[override]
         return prod(self.kept)
 
-    def _cut(self, full: Tensor) -> Tensor:
+    def _leading_part(self, full: Tensor) -> Tensor:
         return full.view(self.shape)[tuple(slice(side) for side in self.kept)]
 
     def reduce(self, full: Tensor) -> Tensor:
-        return self._cut(full).reshape(-1)
+        return self._leading_part(full).reshape(-1)
 
     def recover(self, compact: Tensor) -> Tensor:
         missing = [whole - kept for whole, kept in zip(self.shape, self.kept, strict=True)]
@@ -173,14 +173,14 @@ class LowRank(_Averaged, Projection):
         """Truncated SVD by the smaller Gram matrix, the singular values shared evenly between both factors."""
         table = full.view(self.shape)
         if self.shape[0] < self.shape[1]:
-            top, scale = self._top(table @ table.T)
+            top, scale = self._top_components(table @ table.T)
             left, right = top * scale, (top / scale).T @ table
         else:
-            top, scale = self._top(table.T @ table)
+            top, scale = self._top_components(table.T @ table)
             left, right = table @ (top / scale), (top * scale).T
         return torch.cat([left.reshape(-1), right.reshape(-1)])
 
-    def _top(self, gram: Tensor) -> tuple[Tensor, Tensor]:
+    def _top_components(self, gram: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(gram.double().cpu())  # too small for a GPU, which would have to be awaited
         return vectors[:, -self.rank :].to(gram), values[-self.rank :].clamp(min=1e-30).pow(0.25).to(gram)
 

@@ -43,7 +43,7 @@ class QuantizedRows(LeadingBlock):
         return self.kept[0] * row_bytes(self.kept[1] - FACTORS, self.bits)
 
     def reduce(self, full: Tensor) -> Tensor:
-        cut, most = self._cut(full), 2 ** (self.bits - 1) - 1
+        cut, most = self._leading_part(full), 2 ** (self.bits - 1) - 1
         factors, numbers = cut[:, :FACTORS], cut[:, FACTORS:]
         unit = torch.nn.functional.pad(numbers.abs(), (0, 1)).amax(1, keepdim=True) / most  # there may be no numbers
         unit = torch.where(unit > 0, unit, 1)
@@ -102,13 +102,13 @@ class QuantizedPairs(LeadingBlock):
 
     def reduce(self, full: Tensor) -> Tensor:
         """Truncate, round the values, and sort by the rarer item."""
-        rows = self._cut(full)
+        rows = self._leading_part(full)
         rows = rows[(rows[:, 0] * self.items + rows[:, 1]).argsort(stable=True)]
-        unit = self._largest(rows[:, 2]) / 127
+        unit = self._largest_value(rows[:, 2]) / 127
         values = (rows[:, 2] / torch.where(unit > 0, unit, 1)).round() * unit
         return torch.cat([rows[:, :2], values[:, None].to(rows.dtype)], dim=1).view(-1)
 
-    def _largest(self, values: Tensor) -> Tensor:
+    def _largest_value(self, values: Tensor) -> Tensor:
         return values.abs().max().float() if len(values) else torch.tensor(0.0)
 
     @property
@@ -120,7 +120,7 @@ class QuantizedPairs(LeadingBlock):
         rows = compact.view(self.kept)
         if not len(rows):
             return torch.empty(0, dtype=torch.uint8)
-        unit = self._largest(rows[:, 2]) / 127
+        unit = self._largest_value(rows[:, 2]) / 127
         values = (rows[:, 2] / torch.where(unit > 0, unit, 1)).round().to(torch.int8)
         rarer, other = rows[:, :2].T.to(torch.int32).to(torch.uint16).contiguous().view(torch.uint8)
         if self._counted:
@@ -137,8 +137,8 @@ class QuantizedPairs(LeadingBlock):
             rarer = torch.repeat_interleave(torch.arange(self.items), first.long())[:many]
             rarer = torch.nn.functional.pad(rarer, (0, many - len(rarer)))  # of counts that do not fit: no pairs
         else:
-            rarer = _items(first)
-        found = [rarer.float(), _items(other).float(), values.clone().view(torch.int8) * unit]
+            rarer = _decode_items(first)
+        found = [rarer.float(), _decode_items(other).float(), values.clone().view(torch.int8) * unit]
         return torch.stack(found, dim=1).view(-1)
 
     def description(self) -> dict[str, Any]:
@@ -163,5 +163,5 @@ def pairs_within(budget: int, items: int) -> int:
     return max(0, (budget - 4) // 5 if budget - 4 < 5 * (items // 2) else (budget - 4 - items) // 3)
 
 
-def _items(content: Tensor) -> Tensor:
+def _decode_items(content: Tensor) -> Tensor:
     return content.clone().view(torch.uint16).to(torch.int32)

@@ -194,7 +194,7 @@ _advised: OrderedDict[tuple[int, int], None] = OrderedDict()
 def use_huge_pages_for_new(tensor: Tensor) -> None:
     """Ask for huge pages under a vector that has just been allocated."""
     if tensor.nbytes >= MIN_HUGE_BYTES:
-        _advise(tensor, _HUGEPAGE)
+        _advise_pages(tensor, _HUGEPAGE)
 
 
 def use_huge_pages(tensor: Tensor) -> None:
@@ -207,11 +207,11 @@ def use_huge_pages(tensor: Tensor) -> None:
     _advised[key] = None
     if len(_advised) > _MAX_ADVISED:
         _advised.popitem(last=False)
-    _advise(tensor, _HUGEPAGE)
-    _advise(tensor, _COLLAPSE)
+    _advise_pages(tensor, _HUGEPAGE)
+    _advise_pages(tensor, _COLLAPSE)
 
 
-def _advise(tensor: Tensor, advice: int) -> None:
+def _advise_pages(tensor: Tensor, advice: int) -> None:
     if _libc is None:
         return
     start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
