@@ -59,7 +59,7 @@ class AllPairs(CoOccurrence):
         """All of them."""
         return whole
 
-    def solve(self, plan: Plan, sums: torch.Tensor, chosen: SolverSettings) -> Weights:
+    def solve(self, plan: Plan, sums: torch.Tensor, chosen: SolverSettings, draft: bool = False) -> Weights:  # noqa: ARG002
         key = (float(sums.sum()), float(sums.square().sum()), *chosen._replace(columns=0))
         if key not in SOLVED or SOLVED[key][0] < chosen.columns:
             SOLVED[key] = chosen.columns, super().solve(plan, sums, chosen)

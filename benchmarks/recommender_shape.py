@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fairfold.algorithms.cooccurrence.cooccurrence import history_weights
+from fairfold.algorithms.cooccurrence.cooccurrence import history_weights, unpack_triangle
 from fairfold.algorithms.cooccurrence.scorer import (
     NEIGHBORS,
     PAIRS,
@@ -22,7 +22,7 @@ from fairfold.algorithms.cooccurrence.scorer import (
     CoOccurrenceArchitecture,
     CoOccurrenceScorer,
 )
-from fairfold.algorithms.cooccurrence.solver import SolverSettings, leading_gram, scaled_ridge, solve_model
+from fairfold.algorithms.cooccurrence.solver import SolverSettings, scaled_ridge, solve_model
 from fairfold.data import Dataset
 from fairfold.federation.federation import Federation, number_items
 from fairfold.kernels import ops
@@ -43,7 +43,7 @@ def made_of(data: Dataset, columns: int) -> tuple[CoOccurrenceArchitecture, Weig
     ends = lengths.cumsum(0)
     sums = ops.pair_sums(train.items[mine], ends - lengths, ends, history_weights(lengths), held.head)
     made = SolverSettings(scaled_ridge(USUAL.ridge, held.length), columns, USUAL.beta, USUAL.neighbor_weight, held.head)
-    return held, solve_model(leading_gram(sums, made), train.counts_by_item[: held.head], made, held)
+    return held, solve_model(unpack_triangle(sums.float()), train.counts_by_item[: held.head], made, held)
 
 
 def cut(

@@ -16,11 +16,11 @@ from fairfold.algorithms.cooccurrence.contribution import (
     TOO_MUCH,
     VALUE,
     check_contribution,
-    columns_of,
     sketch_of,
 )
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     CoOccurrenceUpload,
+    columns_of,
     frobenius_norm,
     triangle_size,
     unpack_triangle,

@@ -9,7 +9,8 @@ import torch
 from fairfold.algorithms.cooccurrence.scorer import (
     CoOccurrenceScorer,
 )
-from fairfold.subspace.packed import QuantizedPairs, QuantizedRows
+from fairfold.device import model as device_model
+from fairfold.subspace.packed import QuantizedPairs, QuantizedRows, pair_bytes, pairs_within
 from fairfold.subspace.projection import describe_projection, make_projection
 
 
@@ -55,8 +56,8 @@ def test_what_is_stored_is_what_is_held(bits: int) -> None:
 
 
 def test_a_list_of_pairs_is_stored_as_it_is_held() -> None:
-    rows = torch.tensor([[5, 3, 0.5], [4, 1, -0.25], [5, 0, 0.1], [2, 1, 0.2], [7999, 4000, 0.3]])
-    for items in (2, 8_000):  # counted, or listed
+    rows = torch.tensor([[5, 3, 0.5], [4, 1, -0.25], [5, 0, 0.1], [2, 1, 0.2], [900_999, 4000, 0.3]])
+    for items in (2, 8_000, 1 << 16, 1 << 24):  # counted, or listed; in two bytes, or in three
         for many in (0, 2, 3, 5):
             mine = rows.clone()
             mine[:, :2] %= items
@@ -64,6 +65,12 @@ def test_a_list_of_pairs_is_stored_as_it_is_held() -> None:
             compact = held.reduce(mine.view(-1))
             assert len(held.packed(compact)) == held.bytes
             torch.testing.assert_close(held.unpacked(held.packed(compact)), compact)
+            most = pairs_within(held.bytes, items)
+            assert most >= many
+            assert pair_bytes(most, items) <= held.bytes < pair_bytes(most + 1, items)
+            triples = [triple for triple in compact.view(-1, 3).tolist() if triple[0] != triple[1]]
+            on_device = device_model.parse_pairs(held.packed(compact).numpy().tobytes(), describe_projection(held))
+            torch.testing.assert_close(torch.tensor(on_device).view(-1, 3), torch.tensor(triples).view(-1, 3))
             wanted = sorted(mine[:many].tolist(), key=lambda row: row[:2])
             torch.testing.assert_close(compact.view(-1, 3)[:, :2], torch.tensor(wanted).view(-1, 3)[:, :2])
             torch.testing.assert_close(compact.view(-1, 3)[:, 2].sum(), mine[:many, 2].sum(), rtol=0, atol=0.01)

@@ -13,7 +13,7 @@ from fairfold.errors import InvalidMessage
 ROWS, PAIRS, NEIGHBORS, POPULARITY = "rows", "pairs", "neighbors", "popularity"
 STEP, ZERO, FACTORS = 16, 208, 2  # of the factors before each row (fairfold.subspace.packed)
 FACTOR_OF = [0.0, *(float32(math.exp(float32((code - ZERO) / STEP))) for code in range(1, 256))]
-MAX_ITEMS = 1 << 16
+MAX_ITEMS = 1 << 24
 SMALLEST = 1e-30
 
 Held = Mapping[str, Any]  # the description of a projection
@@ -35,7 +35,13 @@ def packed_bytes(held: Held) -> int:
     items = held["items"]
     if kind != "quantized pairs" or columns != 3 or type(items) is not int or not 1 <= items <= MAX_ITEMS:
         raise _invalid("a tensor of unknown kind")
-    return 4 + 3 * count + min(items, 2 * count) if count else 0
+    width = item_bytes(items)
+    return 4 + (width + 1) * count + min(items, width * count) if count else 0
+
+
+def item_bytes(items: int) -> int:
+    """Bytes of the number of one of so many items in a list of pairs."""
+    return 2 if items <= 1 << 16 else 3
 
 
 def _invalid(given: str) -> InvalidMessage:
@@ -64,19 +70,24 @@ def parse_pairs(content: bytes, held: Held) -> list[Triple]:
     unit = float32(struct.unpack("<f", content[:4])[0] / 127)
     if not math.isfinite(unit):
         raise _invalid("NaN or infinity")
-    counted = items < 2 * count
-    end = 4 + (items if counted else 2 * count)
+    width = item_bytes(items)
+    counted = items < width * count
+    end = 4 + (items if counted else width * count)
     if counted:
         rarer = [item for item in range(items) for _ in range(content[4 + item])][:count]
         rarer += [0] * (count - len(rarer))  # of counts that do not fit: no pairs
     else:
-        rarer = list(struct.unpack(f"<{count}H", content[4:end]))
-    other = struct.unpack(f"<{count}H", content[end : end + 2 * count])
-    values = struct.unpack(f"{count}b", content[end + 2 * count : end + 3 * count])
+        rarer = _items(content[4:end], width)
+    other = _items(content[end : end + width * count], width)
+    values = struct.unpack(f"{count}b", content[end + width * count : end + (width + 1) * count])
     if max(*rarer, *other) >= items:
         raise _invalid("a list of pairs of unknown items")
     found = zip(rarer, other, values, strict=True)
     return [(first, second, float32(value * unit)) for first, second, value in found if first != second]
+
+
+def _items(content: bytes, width: int) -> list[int]:
+    return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
 
 
 def discounted_gain(hits: Sequence[bool]) -> float:

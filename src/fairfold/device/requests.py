@@ -14,7 +14,7 @@ from fairfold.privacy.ledger import LEVELS
 
 SUM, QUALITY, REQUEST, ITEM_SHARES = "sum", "quality", "request", "item_shares"
 PRIVATE = LEVELS[-1]
-MAX_HEAD = 2**15
+MAX_HEAD = 2**24
 
 
 class NeedsWorker(Exception):

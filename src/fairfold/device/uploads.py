@@ -15,6 +15,7 @@ from fairfold.device.model import CoOccurrenceModel
 from fairfold.device.records import float32
 
 UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
+MAX_DENSE = 1 << 26  # numbers of a sum that is ever dense
 HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 3
 DROPPED, NEW, UPLOADED, RETRACT = -1, 0, 1, 2  # sync states of an item of a history
 REPORT_SIZE = 4
@@ -165,7 +166,8 @@ def residual_steps(items: Sequence[int], item_shares: Sequence[float]) -> list[i
 def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int, *, dense: bool = False) -> dict[str, Any]:
     """The packed sum of pairs of weighted histories over the leading items."""
     cut = [([item for item in items if item < leading], weight) for items, weight in histories]
-    is_dense = dense or 2 * sum(triangle_size(len(items)) for items, _ in cut) >= triangle_size(leading)
+    pairs = sum(triangle_size(len(items)) for items, _ in cut)
+    is_dense = dense or 2 * pairs >= triangle_size(leading) <= MAX_DENSE
     packed = array("f", bytes(4 * triangle_size(leading) if is_dense else 0))  # exact: multiples of the unit below 256
     sparse = dict[int, float]()
     for items, weight in cut:
@@ -179,7 +181,8 @@ def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int, *, de
     if is_dense:
         return {"sum": packed}
     places = sorted(sparse)
-    return {"sum.indices": array("i", places), "sum": array("f", [sparse[place] for place in places])}
+    kind = "q" if triangle_size(leading) > 1 << 31 else "i"
+    return {"sum.indices": array(kind, places), "sum": array("f", [sparse[place] for place in places])}
 
 
 def report(

@@ -15,7 +15,7 @@ from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
 from fairfold.federation.plan import Plan
-from fairfold.federation.updates import Aggregate, ClientTask, ClientUpdate, ScheduledTask, Update
+from fairfold.federation.updates import MAX_DENSE, Aggregate, ClientTask, ClientUpdate, ScheduledTask, Update
 from fairfold.privacy.fixed_point import Encoding, FixedPointVector, MeasuredUpdate, Segment, VectorLayout, add_modular
 from fairfold.privacy.noise import min_survivors
 
@@ -259,15 +259,15 @@ def merged_groups_notes(before: Tensor, after: Tensor, names: list[str]) -> list
 
 
 def sum_over_ranks(ranks: Ranks, plan: Plan, aggregate: Aggregate, tasks: Sequence[ClientTask]) -> Aggregate:
-    """Reduce the sums of updates to ``tasks`` over all processes; where each client has its own hash, gather them."""
-    reduced = Aggregate()
-    if plan.method.per_client:
+    """Reduce the sums of updates to ``tasks`` over all processes; gather them with hashes per client, or if long."""
+    reduced, lengths = Aggregate(), [_sum_lengths(plan, task) for task in tasks]
+    alone = plan.method.per_client
+    if alone or max((length for of_task in lengths for length in of_task.values()), default=0) > MAX_DENSE:
         for task, update in ranks.all_gather(list(aggregate.parts())):
-            reduced.add(task, update, alone=True)
+            reduced.add(task, update, alone=alone)
         return reduced
     own = {(task.size, task.round_number): update for task, update in aggregate.parts()}
     updates = [own.get((task.size, task.round_number)) for task in tasks]
-    lengths = [_sum_lengths(plan, task) for task in tasks]
     vectors = []
     for task, known, of_task in zip(tasks, updates, lengths, strict=True):
         like = next(iter(task.vectors.values()))

@@ -111,7 +111,7 @@ def _new_tensors(before: State, after: State) -> list[Tensor]:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    for tensor in tensors:
+    for tensor in map(nonzero_values, tensors):
         if tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
             if not bool(torch.isfinite(low) & torch.isfinite(high)):  # NaN is both

@@ -14,6 +14,11 @@ from fairfold.subspace.projection import Assignment, Projection
 from fairfold.subspace.stored_table import StoredTable
 from fairfold.typing import FLOAT_BYTES, Weights
 
+MAX_DENSE = 1 << 26  # numbers of a vector up to which sums of sparse vectors are dense
+MERGED_AT_ONCE = 1 << 22  # listed numbers that are sorted at a time
+GROWTH = 0.5  # what is merged at once, against what was merged before
+PLACES = ".places"  # suffix of the name of a sparse vector in an algorithm's state: its positions
+
 
 @dataclass(frozen=True)
 class PublicStatistics:
@@ -90,12 +95,65 @@ def group_by_task(scheduled: Iterable[ScheduledTask]) -> Iterable[tuple[ClientTa
     return groups.values()
 
 
+class SparseSum:
+    """A sum of sparse vectors in double precision; multiples of one unit add up exactly, in any order."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        nothing = torch.empty(0, dtype=torch.int64)
+        self._merged, self._waiting = (nothing, nothing.double()), list[tuple[Tensor, Tensor]]()
+        self._num_waiting = 0
+
+    def add(self, vector: Tensor) -> None:
+        """Add a sparse vector."""
+        vector = vector.coalesce()
+        self._waiting.append((vector.indices()[0], vector.values().double()))
+        self._num_waiting += vector.values().numel()
+        if self._num_waiting > max(MERGED_AT_ONCE, GROWTH * len(self._merged[0])):
+            self._merge()
+
+    def total(self) -> Tensor:
+        """The sum, coalesced."""
+        self._merge()
+        return sparse_vector(*self._merged, self._size)
+
+    def _merge(self) -> None:
+        """Merge what waits, a range of positions at a time: little is held beside what comes in and what goes out."""
+        if not self._waiting:
+            return
+        parts = [self._merged, *self._waiting]
+        longest = max((places for places, _ in parts), key=len)
+        step = max(1, MERGED_AT_ONCE * len(longest) // sum(len(places) for places, _ in parts)) if len(longest) else 1
+        bounds = [*longest[step::step].tolist(), self._size]
+        listed = sum(len(places) for places, _ in parts)
+        places, values = torch.empty(listed, dtype=torch.int64), torch.empty(listed, dtype=torch.float64)
+        filled, starts = 0, [0] * len(parts)
+        for bound in bounds:
+            stops = [int(torch.searchsorted(each, bound)) for each, _ in parts]
+            cut = [slice(*between) for between in zip(starts, stops, strict=True)]
+            here = torch.cat([each[at] for (each, _), at in zip(parts, cut, strict=True)])
+            weights = torch.cat([each[at] for (_, each), at in zip(parts, cut, strict=True)])
+            distinct, owners = torch.unique(here, return_inverse=True)
+            stop = filled + len(distinct)
+            places[filled:stop] = distinct
+            values[filled:stop] = weights.new_zeros(len(distinct)).index_add_(0, owners, weights)
+            filled, starts = stop, stops
+        self._waiting, self._num_waiting = [], 0
+        self._merged = places[:filled], values[:filled]  # memory behind that was never touched takes no room
+
+
+def sparse_vector(places: Tensor, values: Tensor, size: int) -> Tensor:
+    """A sparse vector from ascending positions and their values."""
+    return torch.sparse_coo_tensor(places[None], values, (size,), check_invariants=False, is_coalesced=True)
+
+
 class Aggregate:
     """Sums of the updates of a round, one per size and per round in which the task was sent."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, ...], tuple[ClientTask, Update]] = {}
         self._owned: set[tuple[int, ...]] = set()  # sums whose tensors may be changed
+        self._sparse: dict[tuple[int, ...], dict[str, SparseSum]] = {}  # those too long to be dense
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
         """Add an update; with ``alone`` as a sum of its own (a hash per client)."""
@@ -104,6 +162,9 @@ class Aggregate:
             name: task.projections[name].additive_form(vector, update.weight) if name in task.projections else vector
             for name, vector in update.sums.items()
         }
+        for name in [name for name, vector in additive.items() if vector.is_sparse and len(vector) > MAX_DENSE]:
+            long = self._sparse.setdefault(key, {})
+            long.setdefault(name, SparseSum(len(additive[name]))).add(additive.pop(name))
         if key not in self._sums:
             on_disk = [name for name, sent in task.vectors.items() if isinstance(sent, StoredTable)]
             self._sums[key] = task, Update(additive, update.weight).dense(on_disk)
@@ -130,7 +191,9 @@ class Aggregate:
 
     def parts(self) -> Iterable[tuple[ClientTask, Update]]:
         """Every task with the sum of the updates to it."""
-        return self._sums.values()
+        for key, (task, update) in self._sums.items():
+            totals = {name: of.total() for name, of in self._sparse.get(key, {}).items()}
+            yield task, Update(update.sums | totals, update.weight)
 
 
 @dataclass(frozen=True)
@@ -165,6 +228,40 @@ def copy_async(
     """Copy host values to ``device`` asynchronously through pinned memory."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def add_vectors(before: Tensor | None, updates: Sequence[Tensor], size: int) -> Tensor:
+    """The sum in double precision of a vector and the updates to its leading numbers; sparse if it is long."""
+    if before is not None and not updates:
+        return before
+    if size <= MAX_DENSE:
+        total = torch.zeros(size, dtype=torch.float64) if before is None else before.clone()
+        for update in updates:
+            total[: len(update)] += update
+        return total
+    listed = SparseSum(size)
+    for part in updates if before is None else (before, *updates):
+        listed.add(part if part.is_sparse else part.to_sparse())
+    return listed.total()
+
+
+def stored_vector(name: str, vector: Tensor) -> Weights:
+    """A vector as dense tensors for an algorithm's state."""
+    return {name + PLACES: vector.indices()[0], name: vector.values()} if vector.is_sparse else {name: vector}
+
+
+def vector_in(group: Weights, name: str, size: int) -> Tensor | None:
+    """A stored vector, in the same memory; None if there is none."""
+    if name + PLACES not in group:
+        return group.get(name)
+    return sparse_vector(group[name + PLACES], group[name], size)
+
+
+def same_vectors(one: Tensor, other: Tensor) -> bool:
+    """Whether two vectors of one kind are the same."""
+    if not one.is_sparse:
+        return one.equal(other)
+    return one.indices().equal(other.indices()) and one.values().equal(other.values())
 
 
 def nonzero_values(vector: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ _HEADER = re.compile(
     rb"\{'descr': '(<f4|<f2|<f8|<i8|<i4|\|u1)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n"
 )
 _DTYPE_CODES = {FLOAT32: b"<f4", FLOAT16: b"<f2", FLOAT64: b"<f8", INT64: b"<i8", INT32: b"<i4", UINT8: b"|u1"}
+INT32_RANGE = 1 << 31  # length of a vector up to which its indices are sent as int32
 _HALF_EXPONENT = 15  # vectors are scaled below 2^15: near 2^16 rounding up would give infinity
 
 
@@ -34,7 +35,8 @@ def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
         scale = 1.0
         if vector.is_sparse:
             vector = vector.coalesce()
-            arrays[name + INDICES] = Array(vector.indices()[0].int().numpy())
+            places = vector.indices()[0]
+            arrays[name + INDICES] = Array((places if len(vector) > INT32_RANGE else places.int()).numpy())
             vector = vector.values()
         if half and vector.dtype == torch.float32:
             largest = float(vector.abs().max()) if vector.numel() else 0.0
@@ -77,7 +79,7 @@ def _indices(array: Array, size: int) -> torch.Tensor:
     """Read the indices of a sparse vector: strictly ascending and in range."""
     if len(array.shape) != 1 or not 0 <= 2 * array.shape[0] <= size:  # beyond half, the dense vector is shorter
         raise invalid_message("wrong size", f"at most {size // 2} indices")
-    indices = _vector(array, array.shape[0], INT32)
+    indices = _vector(array, array.shape[0], INT64 if size > INT32_RANGE else INT32)
     if len(indices) and not (int(indices[0]) >= 0 and int(indices[-1]) < size and bool((indices.diff() > 0).all())):
         raise invalid_message("invalid indices", f"ascending numbers below {size}")
     return indices

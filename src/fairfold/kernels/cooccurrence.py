@@ -19,7 +19,7 @@ def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_
     batches = (lengths * (lengths + 1) // 2).cumsum(0) // PAIRS_AT_ONCE
     for batch in range(int(batches[-1]) + 1 if len(batches) else 0):
         histories = (batches == batch).nonzero().flatten()
-        _add_pairs(total, items, begins[histories], lengths[histories], weights[histories].double())
+        total.index_add_(0, *listed_pairs(items, begins[histories], lengths[histories], weights[histories].double()))
     return total.to(weights.dtype)
 
 
@@ -30,14 +30,14 @@ def truncated_lengths(items: Tensor, begins: Tensor, ends: Tensor, max_items: in
     return (below[ends] - below[begins]).long()
 
 
-def _add_pairs(total: Tensor, items: Tensor, begins: Tensor, lengths: Tensor, weights: Tensor) -> None:
-    """Add every pair: an item with itself and all before it in the same history."""
+def listed_pairs(items: Tensor, begins: Tensor, lengths: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of every pair, an item with itself and all before it in the same history, and its weight."""
     start = torch.repeat_interleave(begins, lengths)
     before = _ranges(lengths)
     later = torch.repeat_interleave(torch.arange(len(start)), before + 1)
     column = items[start[later] + before[later]]
-    index = column * (column + 1) // 2 + items[start[later] + _ranges(before + 1)]
-    total.index_add_(0, index, torch.repeat_interleave(weights, lengths)[later])
+    places = column * (column + 1) // 2 + items[start[later] + _ranges(before + 1)]
+    return places, torch.repeat_interleave(weights, lengths)[later]
 
 
 def _ranges(lengths: Tensor) -> Tensor:

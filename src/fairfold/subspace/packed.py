@@ -88,8 +88,8 @@ def row_bytes(columns: int, bits: int) -> int:
 class QuantizedPairs(LeadingBlock):
     """The leading part of a list of pairs, as rows (rarer item, more popular item, value rounded to a byte).
 
-    An item is stored in two bytes. Where there are many pairs the rarer items are not listed: it is counted how many
-    pairs each of the items has, of which the list has at most 255.
+    An item is stored in two bytes, or in three where there are more than 65,536. Where there are many pairs the rarer
+    items are not listed: it is counted how many pairs each of the items has, of which the list has at most 255.
     """
 
     kind: ClassVar[str] = "quantized pairs"
@@ -103,7 +103,7 @@ class QuantizedPairs(LeadingBlock):
     def reduce(self, full: Tensor) -> Tensor:
         """Truncate, round the values, and sort by the rarer item."""
         rows = self._leading_part(full)
-        rows = rows[(rows[:, 0] * self.items + rows[:, 1]).argsort(stable=True)]
+        rows = rows[(rows[:, 0].double() * self.items + rows[:, 1]).argsort(stable=True)]
         unit = self._largest_value(rows[:, 2]) / 127
         values = (rows[:, 2] / torch.where(unit > 0, unit, 1)).round() * unit
         return torch.cat([rows[:, :2], values[:, None].to(rows.dtype)], dim=1).view(-1)
@@ -113,7 +113,7 @@ class QuantizedPairs(LeadingBlock):
 
     @property
     def _counted(self) -> bool:
-        return self.items < 2 * self.kept[0]
+        return self.items < item_bytes(self.items) * self.kept[0]
 
     def packed(self, compact: Tensor) -> Tensor:
         """Pack to bytes: the largest value, the rarer items or their counts, the other items, the values."""
@@ -122,7 +122,8 @@ class QuantizedPairs(LeadingBlock):
             return torch.empty(0, dtype=torch.uint8)
         unit = self._largest_value(rows[:, 2]) / 127
         values = (rows[:, 2] / torch.where(unit > 0, unit, 1)).round().to(torch.int8)
-        rarer, other = rows[:, :2].T.to(torch.int32).to(torch.uint16).contiguous().view(torch.uint8)
+        listed = rows[:, :2].T.to(torch.int32).contiguous().view(torch.uint8).view(2, -1, 4)  # little-endian
+        rarer, other = listed[..., : item_bytes(self.items)].reshape(2, -1)
         if self._counted:
             rarer = torch.bincount(rows[:, 0].long(), minlength=self.items).to(torch.uint8)
         return torch.cat([(unit * 127).view(1).view(torch.uint8), rarer, other, values.view(torch.uint8)])
@@ -132,13 +133,14 @@ class QuantizedPairs(LeadingBlock):
         if not many:
             return torch.empty(0)
         unit, content = content[:4].clone().view(torch.float32) / 127, content[4:]
-        first, other, values = torch.split(content, [self.items if self._counted else 2 * many, 2 * many, many])
+        width = item_bytes(self.items)
+        first, other, values = torch.split(content, [self.items if self._counted else width * many, width * many, many])
         if self._counted:
             rarer = torch.repeat_interleave(torch.arange(self.items), first.long())[:many]
             rarer = torch.nn.functional.pad(rarer, (0, many - len(rarer)))  # of counts that do not fit: no pairs
         else:
-            rarer = _decode_items(first)
-        found = [rarer.float(), _decode_items(other).float(), values.clone().view(torch.int8) * unit]
+            rarer = _decode_items(first, width)
+        found = [rarer.float(), _decode_items(other, width).float(), values.clone().view(torch.int8) * unit]
         return torch.stack(found, dim=1).view(-1)
 
     def description(self) -> dict[str, Any]:
@@ -148,20 +150,29 @@ class QuantizedPairs(LeadingBlock):
     def from_description(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
         kept, items = tuple(facts["kept"]), facts["items"]
         good = len(shape) == 2 and len(kept) == 2 and all(type(side) is int for side in (*kept, items))
-        if not good or shape[1] != 3 or kept[1] != 3 or not 0 <= kept[0] <= shape[0] or not 1 <= items <= 1 << 16:
+        if not good or shape[1] != 3 or kept[1] != 3 or not 0 <= kept[0] <= shape[0] or not 1 <= items <= 1 << 24:
             raise ValueError(f"a list {kept} of pairs of shape {shape} of {items!r} items")
         return cls(shape, (kept[0], kept[1]), items)
 
 
+def item_bytes(items: int) -> int:
+    """Bytes of the number of one of so many items; a float holds such a number exactly."""
+    return 2 if items <= 1 << 16 else 3
+
+
 def pair_bytes(pairs: int, items: int) -> int:
     """Bytes of a list of pairs."""
-    return 4 + 3 * pairs + min(items, 2 * pairs) if pairs else 0
+    width = item_bytes(items)
+    return 4 + (width + 1) * pairs + min(items, width * pairs) if pairs else 0
 
 
 def pairs_within(budget: int, items: int) -> int:
     """The largest number of pairs that fits a budget in bytes."""
-    return max(0, (budget - 4) // 5 if budget - 4 < 5 * (items // 2) else (budget - 4 - items) // 3)
+    width, budget = item_bytes(items), budget - 4
+    listed = budget // (2 * width + 1)
+    return max(0, listed if width * listed < items else max(listed, (budget - items) // (width + 1)))
 
 
-def _decode_items(content: Tensor) -> Tensor:
-    return content.clone().view(torch.uint16).to(torch.int32)
+def _decode_items(content: Tensor, width: int) -> Tensor:
+    bytes_of_each = content.view(-1, width).to(torch.int32)
+    return (bytes_of_each << (8 * torch.arange(width, dtype=torch.int32))).sum(1, dtype=torch.int32)

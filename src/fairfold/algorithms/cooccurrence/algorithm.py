@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import cooccurrence, scorer, solver, tuning
+from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
@@ -40,6 +40,11 @@ from fairfold.federation.updates import (
     ScheduledTask,
     State,
     Update,
+    add_vectors,
+    nonzero_values,
+    same_vectors,
+    stored_vector,
+    vector_in,
 )
 from fairfold.methods import Truncated
 from fairfold.privacy import gram
@@ -67,7 +72,7 @@ class CoOccurrence(
         history_exponent: A history of n items weighs each of its pairs n to the power −κ: this is κ.
         support: Items with fewer users are left out of the head.
         min_item_users: Items that fewer users of one secure sum are expected to have are left out; 0 leaves out none.
-        max_items: Size of the head at most: the server inverts a matrix of so many rows.
+        max_items: Size of the head at most.
         pair_weight: Weight of a listed pair, against 1 for what the rows say.
         neighbor_weight: What a neighbor of similarity 1 adds to a score.
         popularity_weight: What the share of users that have an item adds to its score, divided by 1 + items of a user.
@@ -94,7 +99,7 @@ class CoOccurrence(
     history_exponent: float = Field(1.0, ge=0, le=1)
     support: int = Field(3, ge=1, lt=2**31)
     min_item_users: int = Field(scorer.DEFAULT_MIN_ITEM_USERS, ge=0, lt=2**31)
-    max_items: int = Field(8_000, ge=1, lt=2**15)
+    max_items: int = Field(2**24 - 1, ge=1, lt=2**24)
     pair_weight: float = Field(0.8, ge=0, le=1)
     neighbor_weight: float = Field(0.05, ge=0, le=1)
     popularity_weight: float = Field(1.0, ge=0, le=100)
@@ -117,7 +122,7 @@ class CoOccurrence(
         self, settings: Any, public: PublicStatistics, image_shape: Any = None, projections: Any = None
     ) -> Architecture:
         """Rows for the head: the items up to the last one with enough users among clients that upload it."""
-        whole = min(public.num_items, self.max_items)
+        whole = cooccurrence.max_items(settings, public)
         counts = public.statistics.get(COUNTS)
         users = int(public.statistics.get(USERS, [public.num_users])[0])
         private = is_private(settings)
@@ -133,19 +138,21 @@ class CoOccurrence(
             if counts is not None and private:
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
+        factors = min(settings.model.factors, max(low_rank.COLUMNS_AT_ONCE, low_rank.TABLE_NUMBERS // head))
         architecture = CoOccurrenceArchitecture(
             public.num_items,
             public.num_users,
             head,
-            settings.model.factors,
+            factors,
             users,
             length,
             self.neighbor_weight > 0 and not private,
             whole,
         )
         architecture.min_support = self.support
-        if counts is not None and cooccurrence.num_supported(counts, self.support) > self.max_items:
-            architecture.max_rows = self.max_items
+        most = cooccurrence.max_items(settings, public)
+        if counts is not None and cooccurrence.num_supported(counts, self.support) > most:
+            architecture.max_rows = most
         return architecture
 
     def tuning(self, plan: Plan) -> Tuning:
@@ -255,25 +262,27 @@ class CoOccurrence(
 
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
-        before = state.algorithm_state.get(SUM, {}).get(SUM)
-        empty = torch.zeros(cooccurrence.triangle_size(model_of(plan).head), dtype=torch.float64)
-        sums = empty if before is None else before.clone()
+        size = cooccurrence.triangle_size(model_of(plan).head)
+        before = vector_in(state.algorithm_state.get(SUM, {}), SUM, size)
+        uploads = list[Tensor]()
         reports = dict(state.algorithm_state.get(QUALITY, {}))
         for task, update in aggregate.parts():
             if SUM in update.sums:
-                sums[: len(update.sums[SUM])] += update.sums[SUM]
+                uploads.append(update.sums[SUM])
             else:
                 self.tuning(plan).add_report(reports, task.round_number, task.size, update.sums[QUALITY])
-        algorithm_state = state.algorithm_state | {SUM: {SUM: sums}} | ({QUALITY: reports} if reports else {})
+        sums = add_vectors(before, uploads, size)
+        held = {SUM: stored_vector(SUM, sums)} | ({QUALITY: reports} if reports else {})
+        algorithm_state = state.algorithm_state | held
         after = State(state.full, state.round_number + 1, algorithm_state)
         chosen = self.solver_settings(plan, after)
         stored = torch.tensor(chosen, dtype=torch.float64)
         last = state.algorithm_state.get(SOLVER, {}).get(SOLVER)
-        unchanged = before is not None and last is not None and sums.equal(before) and stored.equal(last)
-        if unchanged or not bool(sums.any()):
+        unchanged = before is not None and last is not None and same_vectors(sums, before) and stored.equal(last)
+        if unchanged or not bool(nonzero_values(sums).any()):
             return after
-        dtype = state.full[ROWS].dtype
-        solved = {name: of.to(dtype).reshape(-1) for name, of in self.solve(plan, sums, chosen).items()}
+        dtype, draft = state.full[ROWS].dtype, after.round_number < self.tuning(plan).schedule.end
+        solved = {name: of.to(dtype).reshape(-1) for name, of in self.solve(plan, sums, chosen, draft).items()}
         return State(state.full | solved, after.round_number, algorithm_state | {SOLVER: {SOLVER: stored}})
 
     def noise(self, plan: Plan) -> float:
@@ -291,10 +300,13 @@ class CoOccurrence(
         weights = (self.neighbor_weight, model.head, self.popularity_weight)
         return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), self.support)
 
-    def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings) -> Weights:
-        """The model's tensors from a co-occurrence sum."""
-        model, noise = model_of(plan), self.noise(plan)
-        matrix = solver.leading_gram(sums, chosen)
+    def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings, draft: bool = False) -> Weights:
+        """The model's tensors from a co-occurrence sum; a draft is enough to compare settings."""
+        model, noise, items = model_of(plan), self.noise(plan), int(chosen.items)
+        if sums.is_sparse:
+            kept = model.factors = model.factors or solver.Factors()
+            return solver.solve_model(kept.gram(sums, items), _head_counts(plan), chosen, model, draft)
+        matrix = cooccurrence.unpack_triangle(sums[: cooccurrence.triangle_size(items)].float())
         if noise:
             matrix = gram.recover_gram(matrix, plan.public.statistics[COUNTS], model.num_known_users, noise)
         return solver.solve_model(matrix, _head_counts(plan), chosen, model)

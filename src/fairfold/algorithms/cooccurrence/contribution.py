@@ -14,6 +14,7 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     UNIT,
     CoOccurrenceUpload,
+    columns_of,
     history_weights,
     triangle_items,
     triangle_size,
@@ -50,13 +51,6 @@ def nonzero_pairs(change: Tensor) -> tuple[Tensor, Tensor]:
         return places[values != 0], values[values != 0].double()
     places = change.nonzero()[:, 0]
     return places, change[places].double()
-
-
-def columns_of(places: Tensor) -> Tensor:
-    """The larger item of each pair."""
-    columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
-    columns += (columns + 1) * (columns + 2) // 2 <= places  # where the root was rounded
-    return columns - (columns * (columns + 1) // 2 > places).long()
 
 
 def _check_history(

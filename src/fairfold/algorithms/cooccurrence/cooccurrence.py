@@ -9,6 +9,9 @@ matrix has a norm above n^(1 − κ), which is 1 by default.
 
 *Uploads.* In plain aggregation a client sends the shorter of two: all numbers, or the nonzero ones with their
 positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for.
+
+*Length.* A triangle of up to ``MAX_DENSE`` numbers is held as it is. Of a longer one the server's sum, too, holds what
+is nonzero alone. Where noise or masks need all numbers, there are no more than ``MASKED_ITEMS`` items.
 """
 
 from enum import IntEnum
@@ -25,9 +28,17 @@ from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of
 from fairfold.federation.plan import Plan
-from fairfold.federation.updates import ClientTask, PublicStatistics, Update, nonzero_values
+from fairfold.federation.updates import (
+    MAX_DENSE,
+    ClientTask,
+    PublicStatistics,
+    SparseSum,
+    Update,
+    nonzero_values,
+    sparse_vector,
+)
 from fairfold.kernels import ops
-from fairfold.kernels.cooccurrence import truncated_lengths
+from fairfold.kernels.cooccurrence import PAIRS_AT_ONCE, listed_pairs, truncated_lengths
 from fairfold.methods.truncated import TruncatedTensors
 from fairfold.privacy import gram
 from fairfold.subspace import Capacity, parse_scheme
@@ -41,6 +52,8 @@ SUM = "sum"  # name of the co-occurrence sum, in updates and in the server's sta
 REQUEST = "request"
 USERS = "users"  # name of the statistic of users, items and pairs
 ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
+MASKED_ITEMS = 8_000  # items at most where a client sends all numbers of a triangle
+LONGEST_UPLOAD = 2_048  # items of one user of which pairs are listed: the most popular ones; two million pairs
 SYNC_STATE = "sync_state"  # name of the local state: for each sample, what the server's sum holds of it
 
 
@@ -79,6 +92,13 @@ def triangle_items(size: int) -> int:
     return (isqrt(8 * size + 1) - 1) // 2
 
 
+def columns_of(places: Tensor) -> Tensor:
+    """The larger item of each pair."""
+    columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
+    columns += (columns + 1) * (columns + 2) // 2 <= places  # where the root was rounded
+    return columns - (columns * (columns + 1) // 2 > places).long()
+
+
 def unpack_triangle(packed: Tensor) -> Tensor:
     """The symmetric matrix of a packed triangle."""
     items = triangle_items(len(packed))
@@ -98,7 +118,7 @@ def frobenius_norm(packed: Tensor) -> float:
     values = nonzero_values(packed)
     if packed.is_sparse:
         places = packed.coalesce().indices()[0]
-        columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
+        columns = columns_of(places)
         diagonal = values[places == columns * (columns + 3) // 2].double()
     else:
         items = torch.arange(triangle_items(len(packed)))
@@ -136,11 +156,19 @@ def user_totals(histories: "Interactions", *, lengths: bool, pairs: bool) -> Ten
     return torch.cat([totals.new_tensor([histories.num_users]), totals * torch.tensor([lengths, pairs])])
 
 
+def max_items(settings: Any, public: PublicStatistics) -> int:
+    """How many items a model may have."""
+    least = min(public.num_items, settings.algorithm.max_items)
+    return min(least, MASKED_ITEMS) if settings.privacy.uses_secure_aggregation else least
+
+
 def max_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
     """Of how many items a client can upload all pairs: in the plain of its history, with value and position each."""
     share = settings.subspace.share(TruncatedTensors({}, {}, catalogue=public.num_items), capacity)
-    per_pair = 2 if share < 1 and not settings.privacy.uses_secure_aggregation else 1
-    return min(whole, max(1, triangle_items(int(share * triangle_size(whole)) // per_pair)))
+    plain = not settings.privacy.uses_secure_aggregation
+    per_pair = 2 if share < 1 and plain else 1
+    most = min(whole, LONGEST_UPLOAD) if plain and triangle_size(whole) > MAX_DENSE else whole
+    return min(most, max(1, triangle_items(int(share * triangle_size(whole)) // per_pair)))
 
 
 def num_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
@@ -207,17 +235,17 @@ class CoOccurrenceUpload(NamedTuple):
 
     def shortest(self, leading: int, dtype: torch.dtype) -> Tensor:
         """The packed sum, sparse where that takes fewer bytes; nothing of its full size is then allocated."""
-        lengths = truncated_lengths(self.items, self.begins, self.ends, leading)
-        if 2 * int((lengths * (lengths + 1) // 2).sum()) >= triangle_size(leading):
+        lengths, size = truncated_lengths(self.items, self.begins, self.ends, leading), triangle_size(leading)
+        pairs = lengths * (lengths + 1) // 2
+        if 2 * int(pairs.sum()) >= size and size <= MAX_DENSE:
             return self.dense(leading, dtype)
-        places, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=dtype)]
-        for begin, length, weight in zip(self.begins.tolist(), lengths.tolist(), self.weights, strict=True):
-            mine = self.items[begin : begin + length]
-            columns = mine * (mine + 1) // 2
-            places += [column + mine[: row + 1] for row, column in enumerate(columns)]
-            values.append(weight.to(dtype).expand(triangle_size(length)))
-        found = torch.cat(places)[None], torch.cat(values), (triangle_size(leading),)
-        return torch.sparse_coo_tensor(*found, check_invariants=True).coalesce()
+        found, batches = SparseSum(size), pairs.cumsum(0) // PAIRS_AT_ONCE
+        for batch in torch.unique(batches):
+            mine = (batches == batch).nonzero().flatten()
+            listed = listed_pairs(self.items, self.begins[mine], lengths[mine], self.weights[mine].double())
+            found.add(torch.sparse_coo_tensor(listed[0][None], listed[1], (size,), check_invariants=True))
+        total = found.total()
+        return sparse_vector(total.indices()[0], total.values().to(dtype), size)
 
 
 def is_private(settings: Any) -> bool:
@@ -236,7 +264,6 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
 
     supports_retraction: ClassVar[bool] = True
     sparse_sums: ClassVar = frozenset({SUM})
-    max_items: int
     history_exponent: float
 
     def statistics(self, settings: Any) -> dict[str, Statistic]:
@@ -259,13 +286,15 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
         """The prefix of the co-occurrence sum that clients of a size upload."""
         model = model_of(plan)
         private = is_private(plan.settings)  # as much as a client would of all items
-        most = min(plan.public.num_items, self.max_items) if private else model.whole
+        most = max_items(plan.settings, plan.public) if private else model.whole
         items = num_uploaded_items(plan.settings, plan.public, plan.capacities[size], most)
         return LeadingBlock((triangle_size(model.head),), (triangle_size(min(model.head, items)),))
 
     def max_update_bytes(self, plan: Plan, size: int) -> int:
-        """Bytes of all numbers: no list of pairs is longer."""
-        return self.upload_projection(plan, size).size * FLOAT_BYTES
+        """Bytes of all numbers: no list of pairs is longer. Where they are too many, of one user's longest list."""
+        whole = self.upload_projection(plan, size).size
+        listed = 3 * triangle_size(min(LONGEST_UPLOAD, model_of(plan).head))  # a position may take twice a value
+        return min(whole, max(MAX_DENSE, listed)) * FLOAT_BYTES
 
     def max_items_of(self, plan: Plan, size: int) -> int:
         """Of how many items clients of a size can upload all pairs."""

@@ -70,6 +70,7 @@ class CoOccurrenceArchitecture(Architecture):
         self.user_tables, self.user_vectors = {}, {DEFAULT_QUALITY: 1}
         self.splits: dict[int, BudgetSplit] = {}
         self.tuning: Tuning | None = None  # built once
+        self.factors: Any = None  # what the solver keeps of the last sum of a large catalogue
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
         full = {name: torch.zeros(torch.Size(shape).numel()) for name, shape in self.shapes.items()}

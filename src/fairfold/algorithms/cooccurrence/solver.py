@@ -23,7 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.cooccurrence import triangle_size, unpack_triangle
+from fairfold.algorithms.cooccurrence import low_rank
+from fairfold.algorithms.cooccurrence.cooccurrence import unpack_triangle
+from fairfold.algorithms.cooccurrence.low_rank import DiagonalAndFactors, LowRankPrecision, SparseGram
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceArchitecture
 from fairfold.methods.truncated import CURVE
 from fairfold.privacy.gram import noise_edge
@@ -84,8 +86,7 @@ class Precision:
     @classmethod
     def of(cls, gram: Tensor, counts: Tensor, beta: float, ridge: float) -> "Precision":
         """From a co-occurrence matrix, which is overwritten, in its precision or a higher one."""
-        known = counts.double().clamp(min=1)
-        scales = (known / known.mean()) ** -beta
+        scales = item_scales(counts, beta)
         largest = float((gram.diagonal() * scales.square()).max())
         double = len(gram) <= SMALL_MATRIX or largest > MAX_SINGLE_RATIO * ridge
         matrix = gram.double() if double else gram
@@ -101,25 +102,29 @@ class Precision:
         roots = self.roots.to(self.inverse.dtype)
         return self.inverse.div_(-roots[:, None]).div_(roots).fill_diagonal_(0)
 
-    def spectrum(self, count: int) -> tuple[Tensor, Tensor]:
-        """The largest eigenvalues of S, falling, and their vectors as columns."""
-        if not count:
-            return self.matrix.new_empty(0), self.matrix.new_empty(len(self.matrix), 0)
-        values, vectors = top_eigenpairs(self.matrix, self.roots, count)
-        signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
-        return 1 - 1 / values, vectors * signs
+
+def spectrum(precision: Precision | LowRankPrecision, count: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of S, falling, and their vectors as columns."""
+    matrix = precision.matrix
+    if not count:
+        return torch.empty(0, dtype=matrix.dtype), torch.empty(len(matrix), 0, dtype=matrix.dtype)
+    values, vectors = top_eigenpairs(matrix, precision.roots, count)
+    signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
+    return 1 - 1 / values, vectors * signs
 
 
-def top_eigenpairs(matrix: Tensor, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(matrix: Tensor | DiagonalAndFactors, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenpairs of diag(roots) · matrix · diag(roots), falling, by a block Krylov method with restarts."""
     scale = roots.to(matrix.dtype)[:, None]
     size = len(matrix)
     space = max(KRYLOV_FACTOR * count, count + 4 * KRYLOV_BLOCK)
     if size <= 2 * space:
-        values, vectors = torch.linalg.eigh(scale * matrix * scale.T)
+        whole = matrix if isinstance(matrix, Tensor) else matrix @ torch.eye(size, dtype=matrix.dtype)
+        values, vectors = torch.linalg.eigh(scale * whole * scale.T)
         return values[-count:].flip(0), vectors[:, -count:].flip(1)
-    basis, images = matrix.new_empty(2, size, space + KRYLOV_BLOCK)
-    small = matrix.new_zeros(space + KRYLOV_BLOCK, space + KRYLOV_BLOCK)  # the matrix within the space, upper half
+    basis, images = torch.empty(2, size, space + KRYLOV_BLOCK, dtype=matrix.dtype)
+    # The matrix within the space, upper half
+    small = torch.zeros(space + KRYLOV_BLOCK, space + KRYLOV_BLOCK, dtype=matrix.dtype)
     source = torch.Generator().manual_seed(0)
     block = torch.linalg.qr(torch.randn(size, KRYLOV_BLOCK, dtype=matrix.dtype, generator=source)).Q
     filled = 0
@@ -181,6 +186,12 @@ def nearest_neighbors(gram: Tensor, counts: Tensor, count: int) -> Tensor:
     return torch.stack([items.double(), places.view(-1).double(), values.view(-1).double()], 1)
 
 
+def neighbor_list(near: Tensor, similarity: Tensor) -> Tensor:
+    """Neighbors and similarities, [items, count], as rows like those of :func:`nearest_neighbors`."""
+    items = torch.arange(len(near)).repeat(near.shape[1])
+    return torch.stack([items.double(), near.T.reshape(-1).double(), similarity.T.reshape(-1).double()], 1)
+
+
 def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
     """The pairs with the largest |S_ij| (c_i c_j)^¼, [count, 3]: the rarer item (of at most 255), other, value."""
     weights = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
@@ -195,11 +206,22 @@ def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
         places = places[best]
         least = float(values[-1]) if len(values) == count else 0.0
     rarer, other = torch.div(places, len(correlations), rounding_mode="floor"), places % len(correlations)
+    return _pair_list(rarer, other, correlations[rarer, other], count)
+
+
+def strongest_of(listed: tuple[Tensor, Tensor, Tensor], counts: Tensor, count: int) -> Tensor:
+    """The strongest of some pairs: as :func:`strongest_pairs` of all."""
+    rarer, other, values = listed
+    weights = (counts.double().clamp(min=1) ** 0.25).to(values.dtype)
+    best = (values.abs() * weights[rarer] * weights[other]).topk(min(count, len(values))).indices
+    return _pair_list(rarer[best], other[best], values[best], count)
+
+
+def _pair_list(rarer: Tensor, other: Tensor, values: Tensor, count: int) -> Tensor:
+    """Pairs as rows, padded with zeros to ``count``, of no item more than fit."""
     kept = _occurrence(rarer) < MAX_PAIRS_PER_ITEM
-    rarer, other = rarer[kept], other[kept]
-    found = torch.zeros(count, 3, dtype=torch.float64)
-    found[: len(rarer)] = torch.stack([rarer.double(), other.double(), correlations[rarer, other].double()], dim=1)
-    return found
+    rows = torch.stack([rarer.double(), other.double(), values.double()], dim=1)[kept]
+    return torch.nn.functional.pad(rows, (0, 0, 0, count - len(rows)))
 
 
 def _occurrence(values: Tensor) -> Tensor:
@@ -218,31 +240,76 @@ def popularity_curve(counts: Tensor, users: int, chosen: SolverSettings) -> Tens
     return shares[(2 ** torch.arange(CURVE) - 1).clamp(max=len(shares) - 1)]
 
 
-def leading_gram(sums: Tensor, chosen: SolverSettings) -> Tensor:
-    """The co-occurrence matrix of the items that are modeled."""
-    return unpack_triangle(sums[: triangle_size(int(chosen.items))].float())
+class Factors:
+    """The last matrices of items that a server's sums were factorized from: of other settings they may be the same."""
+
+    def __init__(self) -> None:
+        self._packed: Tensor | None = None
+        self._grams: dict[int, SparseGram] = {}
+        self._factors: dict[tuple[int, float, int], Tensor] = {}
+
+    def gram(self, packed: Tensor, items: int) -> SparseGram:
+        """The leading items' matrix of a sparse sum."""
+        values = packed.values()
+        if self._packed is None or self._packed.data_ptr() != values.data_ptr() or len(self._packed) != len(values):
+            self._packed, self._grams, self._factors = values, {}, {}
+        if items not in self._grams:
+            dtype = torch.float64 if items <= SMALL_MATRIX else torch.float32
+            self._grams[items] = SparseGram.of(packed, items, dtype)
+        return self._grams[items]
+
+    def factors(self, gram: SparseGram, scales: Tensor, beta: float, columns: int) -> Tensor:
+        """B of the last gram, for some β."""
+        key = (len(gram), beta, columns)
+        if key not in self._factors:
+            self._factors = {key: low_rank.factorize(gram, scales, columns)}  # the last alone: they are large
+        return self._factors[key]
+
+
+def item_scales(counts: Tensor, beta: float) -> Tensor:
+    """D."""
+    known = counts.double().clamp(min=1)
+    return (known / known.mean()) ** -beta
 
 
 def solve_model(
-    gram: Tensor, counts: Tensor, chosen: SolverSettings, architecture: CoOccurrenceArchitecture
-) -> Weights:
-    """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero."""
+    gram: Tensor | SparseGram, counts: Tensor, chosen: SolverSettings, architecture: CoOccurrenceArchitecture,
+    draft: bool = False,
+) -> Weights:  # fmt: skip
+    """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero.
+
+    With ``draft`` that of a large catalogue has fewer columns: enough to compare settings.
+    """
     head, width = architecture.tables[ROWS]
     counts = counts[: len(gram)]
     found = Weights()
+    wanted_neighbors = architecture.neighbors if chosen.neighbor_weight else 0
+    precision: Precision | LowRankPrecision
+    if isinstance(gram, Tensor):
+        nearest = nearest_neighbors(gram, counts, wanted_neighbors)
+        precision = Precision.of(gram, counts, chosen.beta, chosen.ridge)
+    else:
+        near, similarity = gram.most_similar(counts, low_rank.CANDIDATES)
+        nearest = neighbor_list(near[:, :wanted_neighbors], similarity[:, :wanted_neighbors])
+        scales = item_scales(counts, chosen.beta)
+        columns = low_rank.num_columns(len(gram), architecture.num_known_users, draft)
+        factors = architecture.factors.factors(gram, scales, chosen.beta, columns)
+        precision = LowRankPrecision.of(gram, scales, factors, chosen.ridge)
     if NEIGHBORS in architecture.dense:
         listed = torch.arange(head).double()[:, None].repeat(architecture.neighbors, 1, 3)
         listed[..., 2] = 0
-        if chosen.neighbor_weight:
-            nearest = nearest_neighbors(gram, counts, len(listed))
+        if wanted_neighbors:
             listed[:, : len(gram)] = nearest.view(len(listed), len(gram), 3)
             listed[..., 2] *= chosen.neighbor_weight
         found[NEIGHBORS] = listed.view(-1, 3)
-    precision = Precision.of(gram, counts, chosen.beta, chosen.ridge)
-    values, vectors = precision.spectrum(min(int(chosen.columns), len(gram)))
+    values, vectors = spectrum(precision, min(int(chosen.columns), len(gram)))
     rows = vectors * values.clamp(min=0).sqrt()
     into, out = precision.scales * precision.roots, 1 / precision.roots
-    pairs = strongest_pairs(precision.correlations(), counts, architecture.dense[PAIRS][0])
+    listed_pairs = architecture.dense[PAIRS][0]
+    if isinstance(precision, Precision):
+        pairs = strongest_pairs(precision.correlations(), counts, listed_pairs)
+    else:
+        pairs = strongest_of(precision.correlations(near), counts, listed_pairs)
     rarer, other = pairs[:, :2].long().T
     pairs[:, 2] *= out[rarer] * into[other]
     table = torch.zeros(head, width, dtype=rows.dtype)
