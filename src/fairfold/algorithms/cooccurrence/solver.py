@@ -267,7 +267,7 @@ class Factors:
 
 
 def item_scales(counts: Tensor, beta: float) -> Tensor:
-    """D."""
+    """The weights D of items with so many users."""
     known = counts.double().clamp(min=1)
     return (known / known.mean()) ** -beta
 
