@@ -158,7 +158,7 @@ def user_totals(histories: "Interactions", *, lengths: bool, pairs: bool) -> Ten
 
 def max_items(settings: Any, public: PublicStatistics) -> int:
     """How many items a model may have."""
-    least = min(public.num_items, settings.algorithm.max_items)
+    least: int = min(public.num_items, settings.algorithm.max_items)
     return min(least, MASKED_ITEMS) if settings.privacy.uses_secure_aggregation else least
 
 
