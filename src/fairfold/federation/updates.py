@@ -110,14 +110,14 @@ class SparseSum:
         self._waiting.append((vector.indices()[0], vector.values().double()))
         self._num_waiting += vector.values().numel()
         if self._num_waiting > max(MERGED_AT_ONCE, GROWTH * len(self._merged[0])):
-            self._merge()
+            self._merge_waiting()
 
     def total(self) -> Tensor:
         """The sum, coalesced."""
-        self._merge()
+        self._merge_waiting()
         return sparse_vector(*self._merged, self._size)
 
-    def _merge(self) -> None:
+    def _merge_waiting(self) -> None:
         """Merge what waits, a range of positions at a time: little is held beside what comes in and what goes out."""
         if not self._waiting:
             return

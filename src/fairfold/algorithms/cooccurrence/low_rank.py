@@ -43,7 +43,7 @@ class SparseGram:
         known = int(torch.searchsorted(places, items * (items + 1) // 2))
         kind = torch.int32 if 2 * known < 2**31 else torch.int64
         before, after = torch.zeros(2, items, dtype=torch.int64)  # numbers of every row, up to the diagonal and beyond
-        for later, earlier, _ in _split(places, values, known):
+        for later, earlier, _ in _listed_parts(places, values, known):
             before += torch.bincount(later, minlength=items)
             after += torch.bincount(earlier[earlier != later], minlength=items)
         starts = (before + after).cumsum(0) - before - after
@@ -51,7 +51,7 @@ class SparseGram:
         columns = torch.empty(int(before.sum() + after.sum()), dtype=kind)
         numbers, diagonal = torch.empty(len(columns), dtype=dtype), torch.zeros(items, dtype=torch.float64)
         first = before.cumsum(0) - before
-        for start, (later, earlier, here) in enumerate(_split(places, values, known)):
+        for start, (later, earlier, here) in enumerate(_listed_parts(places, values, known)):
             rank = torch.arange(len(later)) + start * LISTED_AT_ONCE - first[later]
             columns[starts[later] + rank], numbers[starts[later] + rank] = earlier.to(kind), here.to(dtype)
             own = later == earlier
@@ -105,7 +105,7 @@ class SparseGram:
         return found, values
 
 
-def _split(places: Tensor, values: Tensor, known: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _listed_parts(places: Tensor, values: Tensor, known: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The later and the earlier item of the first pairs of a packed triangle, and their values, some at a time."""
     for start in range(0, known, LISTED_AT_ONCE):
         here = slice(start, min(start + LISTED_AT_ONCE, known))
