@@ -273,9 +273,12 @@ def item_scales(counts: Tensor, beta: float) -> Tensor:
 
 
 def solve_model(
-    gram: Tensor | SparseGram, counts: Tensor, chosen: SolverSettings, architecture: CoOccurrenceArchitecture,
+    gram: Tensor | SparseGram,
+    counts: Tensor,
+    chosen: SolverSettings,
+    architecture: CoOccurrenceArchitecture,
     draft: bool = False,
-) -> Weights:  # fmt: skip
+) -> Weights:
     """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero.
 
     With ``draft`` that of a large catalogue has fewer columns: enough to compare settings.
