@@ -5,9 +5,9 @@
 
 #if defined(_OPENMP)
 #include <omp.h>
-#endif
 #if !defined(_WIN32)
 #include <pthread.h>
+#endif
 #endif
 
 extern const fairfold_body fairfold_body_portable;
@@ -17,7 +17,9 @@ extern const fairfold_body fairfold_body_avx512;
 #endif
 
 static const fairfold_body *chosen = &fairfold_body_portable;
+#if defined(_OPENMP)
 static int forked = 0;
+#endif
 
 static int supported(const fairfold_body *body) {
 #ifdef FAIRFOLD_HAS_X86
@@ -40,8 +42,10 @@ static const fairfold_body *const bodies[] = {
 };
 #define BODIES ((int)(sizeof bodies / sizeof *bodies))
 
+#if defined(_OPENMP) && !defined(_WIN32)
 /* The threads of OpenMP do not survive a fork, and GNU's library waits for them for ever. A child works alone. */
 static void after_fork(void) { forked = 1; }
+#endif
 
 uint64_t fairfold_front[1 << 8];
 
@@ -56,7 +60,7 @@ __attribute__((constructor)) static void choose(void) {
     fill_front();
     for (int i = BODIES - 1; i >= 0; i--)
         if (supported(bodies[i])) chosen = bodies[i];
-#if !defined(_WIN32)
+#if defined(_OPENMP) && !defined(_WIN32)
     pthread_atfork(NULL, NULL, after_fork);
 #endif
 }

@@ -23,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
-from fairfold.device import masked
+from fairfold.device import gradient, masked
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import DeviceStore
@@ -152,7 +152,10 @@ def test_every_reply_of_a_run_has_the_worker_s_bits(tmp_path: Path, per_device: 
 
 
 @pytest.mark.parametrize("recipe", ["paper", "fair"])
-def test_fair_is_trained_by_the_worker_and_its_model_stored_by_either(tmp_path: Path, recipe: str) -> None:
+def test_fair_without_the_library_is_trained_by_the_worker_and_its_model_stored_by_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.setattr(gradient, "library", lambda: None)
     files = write_files(tmp_path, 4, per_device=1)[:6]
     twins = Twins(tmp_path, files, ["1x", "4x", "16x"] * 2)
     run(twins, 2, load_settings(None, {}, recipe), capacities="1x-4x-16x")

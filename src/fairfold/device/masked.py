@@ -44,6 +44,7 @@ class DeviceEncoding:
     steps: Mapping[str, int]  # per unit, by tensor
     clients: int  # the most of a sum
     deviations: Mapping[str, float] = field(default_factory=dict)  # of the noise that each sum needs
+    clip: float = 1.0  # bound of numbers in tensors without steps of their own
 
     @property
     def max_value(self) -> int:
@@ -51,6 +52,15 @@ class DeviceEncoding:
         surplus = sqrt(self.clients / _min_survivors(self.clients))
         noise = [20 * of * surplus * self.steps[name] for name, of in self.deviations.items()]
         return (MAX_SUM - max(map(ceil, noise), default=0)) // self.clients
+
+    def steps_of(self, name: str) -> float:
+        """Steps per unit of a tensor: declared by the algorithm, or a power of two."""
+        return self.steps[name] if name in self.steps else 2.0 ** math.floor(math.log2(self.max_value / self.clip))
+
+    def _clipped(self, name: str, numbers: Sequence[float]) -> Sequence[float]:
+        if name in self.steps:
+            return numbers
+        return [max(-self.clip, min(self.clip, number)) for number in numbers]
 
     def encode(self, measured: Measured) -> Any:
         """An update as integers: the header, then the tensors in the order of their names."""
@@ -61,11 +71,10 @@ class DeviceEncoding:
             whole, fraction = divmod(min(number, float(FRACTION_STEPS)), 1)
             encoded.extend([int(whole), round(fraction * FRACTION_STEPS)])
         for name in sorted(measured.sums):
-            steps = self.steps[name]
-            numbers = [round(number * steps) for number in measured.sums[name]]
+            numbers = [round(number * self.steps_of(name)) for number in self._clipped(name, measured.sums[name])]
             if max(map(abs, numbers), default=0) > self.max_value:
                 given = f"{name} with too large a number in a sum of {self.clients:,} devices"
-                raise InvalidMessage(given, f"{self.max_value / steps:g} at most", "Nothing was sent.")
+                raise InvalidMessage(given, f"{self.max_value / self.steps_of(name):g} at most", "Nothing was sent.")
             encoded.extend(number & MASK for number in numbers)
         return encoded
 
@@ -85,7 +94,7 @@ def masked(
     if rules.noisy:
         needed = noise_deviations(float(privacy["epsilon"]), float(privacy["delta"]), RELEASES)
         deviations = {name: needed[name] for name in measured.sums if name in RELEASES}
-    encoding = DeviceEncoding(steps, len(client.cohort.members), deviations)
+    encoding = DeviceEncoding(steps, len(client.cohort.members), deviations, float(privacy.get("clip", 1.0)))
     vector = encoding.encode(measured)
     if rules.noisy:
         if not deviations:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.checksums import PARSE_ERRORS
-from fairfold.device import uploads
+from fairfold.device import gradient, uploads
 from fairfold.device.facts import id_in, invalid_message, number_in, table_in, window_in
 from fairfold.device.masked import Measured, masked
 from fairfold.device.model import ROWS
@@ -56,10 +56,7 @@ Masking = Callable[[Measured, Mapping[str, int]], Reply]
 
 @dataclass
 class SmallDevice:
-    """A device with its own file, capacity and state folder, and what its owner allows (``privacy.participation``).
-
-    ``tick`` is called between two users of a long task.
-    """
+    """A device with its file, capacity, state folder and its owner's rules; long tasks call ``tick`` between users."""
 
     file: LocalFile
     capacity: str
@@ -164,6 +161,8 @@ class SmallDevice:
 
     def _train(self, facts: dict[str, Any], records: Records) -> Reply:
         settings = table_in(facts, "settings")
+        if settings["algorithm"]["kind"] == "gradient" and gradient.can_train(facts, settings):
+            return self._train_network(facts, records, settings)
         private = settings["privacy"]["level"] == PRIVATE
         evaluate = facts.get("evaluate") is True and not private
         task = read_task(facts, records, self.capacity, evaluate=evaluate)
@@ -198,18 +197,48 @@ class SmallDevice:
             users, head=head, leading=leading, share=share, most=None if is_secure else int(most), exponent=exponent
         )
 
+    def _train_network(self, facts: dict[str, Any], records: Records, settings: dict[str, Any]) -> Reply:
+        """Gradient steps in C; without a server's acknowledgement, as the worker's."""
+        task = gradient.read_gradient_task(facts, records, self.capacity)
+        store = DeviceStore(self.folder)
+        state = store.load()
+        train, held_out = self._numbered(facts, task.num_items, state)
+        with self._sum(facts, settings, ("train", task.round_number, id_in(facts, "run"))) as masking:
+            own = gradient.user_vectors(task, state, list(train))
+            evaluate = facts.get("evaluate") is True
+            quality = gradient.quality(task, train, held_out, own) if evaluate else {}
+            sums, weight = gradient.train(task, train, own, state, is_masked=masking is not None)
+            update = RememberedUpdate(id_in(facts, "update_id"), gradient.local_state(task, own))
+            store.save(replace(state, acknowledged=update, pending=None, user_names=list(train), history={}))
+            if masking is not None:
+                return masking(_measured(sums, weight, quality), {})
+            reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": weight}
+            return {ARRAYS: sums, FACTS: reply | {"scales": [1.0] * len(sums)} | quality}
+
     def _evaluate(self, facts: dict[str, Any], records: Records) -> Reply:
         settings = table_in(facts, "settings")
-        task = read_task(facts, records, self.capacity, evaluate=True)
-        _, users = self._open(facts, task, DeviceStore(self.folder).load())
+        measure: Callable[[], dict[str, Any]]
+        if settings["algorithm"]["kind"] == "gradient" and gradient.can_train(facts, settings):
+            network = gradient.read_gradient_task(facts, records, self.capacity)
+            state = DeviceStore(self.folder).load()
+            train, held_out = self._numbered(facts, network.num_items, state)
+            own = gradient.user_vectors(network, state, list(train))
+            measure = partial(gradient.quality, network, train, held_out, own)
+        else:
+            measure = self._measuring(facts, records)
         if settings["privacy"]["level"] == PRIVATE:
             raise refuse("a request for qualities where sums have noise", "what the budget is spent on")
         with self._sum(facts, settings, ("evaluate", number_in(facts, "round", 2**31), id_in(facts, "run"))) as masking:
-            quality = self._quality(task, users)
+            quality = measure()
             if masking is not None:
                 return masking(_measured({}, 0.0, quality), {})
             reply = {"version": VERSION, "run": facts["run"], "update_id": facts["update_id"], "weight": 0.0}
             return {ARRAYS: {}, FACTS: reply | {"scales": []} | quality}
+
+    def _measuring(self, facts: dict[str, Any], records: Records) -> Callable[[], dict[str, Any]]:
+        task = read_task(facts, records, self.capacity, evaluate=True)
+        _, users = self._open(facts, task, DeviceStore(self.folder).load())
+        return partial(self._quality, task, users)
 
     def _histories(self, num_items: int) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
         """Items of every user to train on, and held out; ascending, by the users' names in order."""
@@ -222,12 +251,11 @@ class SmallDevice:
             parts.append({user: sorted(items[user]) for user in sorted(items)})
         return parts[0], parts[1]
 
-    def _open(
-        self, facts: dict[str, Any], task: Task, state: DeviceState
-    ) -> tuple[DeviceState, dict[str, UserHistory]]:
-        """The state reconciled with the server, and the users' histories: what they have and had in this run."""
-        state = state.reconcile(id_in(facts, "run"), id_in(facts, "acknowledged_id"))
-        train, held_out = self._histories(task.num_items)
+    def _numbered(
+        self, facts: dict[str, Any], num_items: int, state: DeviceState
+    ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Histories and held-out items by the numbers of the run."""
+        train, held_out = self._histories(num_items)
         if numbering := id_in(facts, "numbering"):
             own = {item for part in (train, held_out) for items in part.values() for item in items}
             if state.numbering != numbering or not own <= state.item_numbers.keys():
@@ -237,6 +265,14 @@ class SmallDevice:
                 {user: sorted(state.item_numbers[item] for item in items) for user, items in part.items()}
                 for part in (train, held_out)
             )
+        return train, held_out
+
+    def _open(
+        self, facts: dict[str, Any], task: Task, state: DeviceState
+    ) -> tuple[DeviceState, dict[str, UserHistory]]:
+        """The state reconciled with the server, and the users' histories: what they have and had in this run."""
+        state = state.reconcile(id_in(facts, "run"), id_in(facts, "acknowledged_id"))
+        train, held_out = self._numbered(facts, task.num_items, state)
         users = _stored_users(state)
         for name in train:
             users.setdefault(name, UserHistory([], []))

@@ -1,0 +1,220 @@
+"""Gradient FAIR on a small device: local training of MF and NeuMF in C, from Python without torch and numpy.
+
+``algorithms.gradient`` with the library of ``native/device``. What it does not know (other losses, FedProx, dropout,
+other methods than FAIR) is left to the worker.
+"""
+
+import hashlib
+import math
+import random
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from fairfold.device.facts import MAX_ITEMS, UNITS, amount_of, invalid_message, number_in, table_in
+from fairfold.device.model import discounted_gain
+from fairfold.device.native import LocalNetwork, NetworkForm, add_weighted, draw_samples, layout_of, library
+from fairfold.device.records import Records
+from fairfold.device.requests import NeedsWorker
+from fairfold.device.store import DeviceState, Tables
+from fairfold.errors import InvalidCapacity
+from fairfold.flower.protocol import ARRAYS
+
+MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
+FLOAT_BYTES, MIN_COMPRESSED = 4, 64  # FAIR holds tensors of fewer numbers whole
+
+
+@dataclass(frozen=True)
+class GradientTask:
+    """A task of gradient training, checked."""
+
+    form: NetworkForm
+    projections: dict[str, Any]
+    vectors: dict[str, Any]
+    algorithm: dict[str, Any]
+    num_items: int
+    round_number: int
+    top: int
+    spread: float  # of a new user's vectors
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether an update is the weighted model itself: under the paper's rule."""
+        return bool(self.algorithm["aggregation"] == "paper")
+
+    def weight(self, samples: int) -> float:
+        """The weight of a user with some samples."""
+        weighting = self.algorithm["weighting"]
+        return float(samples ** {"data": 1.0, "equal": 0.0}.get(weighting, weighting))
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Length of each of a user's own vectors."""
+        widths = [width for width in (self.form.product, self.form.width) if width]
+        return dict(zip(self.form.users, widths, strict=True))
+
+
+def can_train(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether this device trains such a task itself."""
+    algorithm, model = settings["algorithm"], settings["model"]
+    is_known = model["kind"] in ("mf", "neumf") and not model.get("item_bias") and not model.get("dropout")
+    loss = algorithm.get("objective", "bpr") == "bpr" and not algorithm.get("prox")
+    ours = algorithm["kind"] == "gradient" and algorithm.get("user_vectors", "private") == "private"
+    method = settings["subspace"]["method"] in ("fair", "fedavg", "fair_hom", "full_trn")
+    return bool(is_known and loss and ours and method and not facts.get("half") and library() is not None)
+
+
+def form_of(settings: Mapping[str, Any]) -> NetworkForm:
+    """The model that settings name."""
+    model, algorithm = settings["model"], settings["algorithm"]
+    factors = int(model["factors"])
+    rest = (float(algorithm.get("l2", 0.0)), str(algorithm["local_optimizer"]), float(algorithm["local_lr"]))
+    if model["kind"] == "mf":
+        return NetworkForm(factors, 0, (), False, ("item.weight",), ("user.weight",), (), *rest)
+    depth = int(model.get("depth", 1))
+    wide = factors << (depth - 1)
+    dense = [f"network.{3 * layer + 1}.{kind}" for layer in range(depth) for kind in ("weight", "bias")]
+    tables, users = (tuple(f"{side}_{part}.weight" for part in ("product", "network")) for side in ("item", "user"))
+    layers = tuple(wide >> layer for layer in range(depth))
+    return NetworkForm(factors, wide, layers, True, tables, users, (*dense, "output.weight", "output.bias"), *rest)
+
+
+def _shapes(form: NetworkForm, num_items: int) -> dict[str, list[int]]:
+    widths = [width for width in (form.product, form.width) if width]
+    shapes = {name: [num_items, width] for name, width in zip(form.tables, widths, strict=True)}
+    inputs, sizes = 2 * form.width, list[list[int]]()
+    for units in form.layers:
+        sizes += [[units, inputs], [units]]
+        inputs = units
+    if form.output:
+        sizes += [[1, form.product + inputs], [1]]
+    return shapes | dict(zip(form.dense, sizes, strict=True))
+
+
+def read_gradient_task(facts: dict[str, Any], records: Records, capacity: str) -> GradientTask:
+    """Read and check a task."""
+    settings, projections = table_in(facts, "settings"), table_in(facts, "projections")
+    num_items = number_in(facts, "items", MAX_ITEMS, 1)
+    factors, depth = settings["model"]["factors"], settings["model"].get("depth", 1)
+    if not 0 < factors <= MAX_USER_NUMBERS or not 0 < depth <= 16 or factors << depth > MAX_USER_NUMBERS:
+        raise invalid_message("a model that is too large", f"at most {MAX_USER_NUMBERS} numbers a user")
+    form = form_of(settings)
+    shapes = _shapes(form, num_items)
+    if {name: held["shape"] for name, held in projections.items()} != shapes:
+        raise invalid_message(f"tensors {sorted(projections)}", f"those of the model, {sorted(shapes)}")
+    if any(held["kind"] != "hashed" for held in projections.values()):
+        raise NeedsWorker("a tensor of another kind")
+    layouts = {name: layout_of(held) for name, held in projections.items()}
+    if sum(layouts[name][0] for name in form.dense) > MAX_DENSE_NUMBERS:
+        raise invalid_message("layers that are too large", f"at most {MAX_DENSE_NUMBERS} numbers")
+    _require_room(capacity, settings["subspace"], form, projections)
+    arrays = records[ARRAYS]
+    sizes = {name: layout[1] + layout[2] for name, layout in layouts.items()}
+    if {name: (vector.typecode, len(vector)) for name, vector in arrays.items()} != {
+        name: ("f", size) for name, size in sizes.items()
+    } or facts.get("scales") != [1.0] * len(sizes):
+        raise invalid_message("vectors of other lengths than their sizes", "what was agreed")
+    if not all(math.isfinite(math.fsum(vector)) for vector in arrays.values()):
+        raise invalid_message("NaN or infinity", "finite numbers")
+    top, spread = int(settings["run"]["top"]), 0.1 if settings["model"]["kind"] == "mf" else 0.01
+    number = number_in(facts, "round", 2**31)
+    return GradientTask(form, projections, dict(arrays), settings["algorithm"], num_items, number, top, spread)
+
+
+def _require_room(capacity: str, method: Mapping[str, Any], form: NetworkForm, held: Mapping[str, Any]) -> None:
+    amount = amount_of(capacity)
+    if amount is None:
+        raise NeedsWorker("a capacity in another form")
+    number, unit = amount
+    if unit in UNITS:
+        size, most = FLOAT_BYTES * sum(one["size"] for one in held.values()), number * UNITS[unit]
+    else:
+        everything = [name for name, one in held.items() if one["full_size"] >= MIN_COMPRESSED]
+        counted = form.tables if method.get("compress", "tables") == "tables" else everything
+        size, most = (sum(held[name][key] for name in counted) for key in ("size", "full_size"))
+        most /= number
+    if size > most:
+        raise InvalidCapacity(f"a task of {size} numbers", f"at most {capacity}", "Ask this device first.")
+
+
+def user_vectors(task: GradientTask, state: DeviceState, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Each user's own vectors, stored or new."""
+    stored = {name: row for row, name in enumerate(state.user_names)}
+    found = dict[str, dict[str, Any]]()
+    for name in names:
+        draw = random.Random(_seed(state, "vectors", name))
+        own = found[name] = {}
+        for key, columns in task.columns.items():
+            shape, numbers = state.acknowledged.local_state.get(key, ([], array("f")))
+            if name in stored and shape == [len(state.user_names), columns]:
+                own[key] = numbers[stored[name] * columns : (stored[name] + 1) * columns]
+            else:
+                own[key] = array("f", [draw.gauss(0.0, task.spread) for _ in range(columns)])
+    return found
+
+
+def _seed(state: DeviceState, *facts: object) -> int:
+    text = "\0".join(map(str, (state.secret, *facts)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def local_state(task: GradientTask, own: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """All users' vectors as they are stored."""
+    joined = {key: reduce(lambda one, other: one + other, [of[key] for of in own.values()]) for key in task.columns}
+    return {key: ([len(own), columns], joined[key]) for key, columns in task.columns.items()}
+
+
+def train(
+    task: GradientTask,
+    histories: Mapping[str, list[int]],
+    own: Mapping[str, Mapping[str, Any]],
+    state: DeviceState,
+    *,
+    is_masked: bool,
+) -> tuple[dict[str, Any], float]:
+    """Train every user, whose vectors change in place; the weighted sum of models, or of changes, and its weight."""
+    algorithm, total = task.algorithm, 0.0
+    sums = {name: array("f", bytes(FLOAT_BYTES * len(task.vectors[name]))) for name in sorted(task.vectors)}
+    epochs, negatives, batch = (int(algorithm[key]) for key in ("local_epochs", "num_negatives", "batch_size"))
+    for name, history in histories.items():
+        if len(history) * epochs * (1 + negatives) > MAX_SAMPLES:
+            raise invalid_message("a round of too many draws for one user", f"at most {MAX_SAMPLES}")
+        values = {key: vector[:] for key, vector in task.vectors.items()}
+        network = LocalNetwork(task.form, task.projections, values, own[name])
+        shuffle, seed = algorithm.get("shuffle", True), _seed(state, task.round_number, name)
+        items = draw_samples(history, task.num_items, epochs, negatives, shuffle=shuffle, seed=seed)
+        count = len(history)
+        stops = [min(stop, count) for stop in range(batch, count + batch, batch)]
+        network.train(items, 1 + negatives, [epoch * count + stop for epoch in range(epochs) for stop in stops])
+        weight = task.weight(count)
+        for key, vector in values.items():
+            add_weighted(sums[key], vector, task.vectors[key], weight)
+        total += weight
+    if task.sends_weights and not is_masked:
+        for key, vector in task.vectors.items():
+            add_weighted(sums[key], vector, None, total)
+    if not all(math.isfinite(math.fsum(vector)) for vector in sums.values()):
+        raise invalid_message("a task whose training diverges", "a smaller learning rate")
+    return sums, total
+
+
+def quality(
+    task: GradientTask,
+    histories: Mapping[str, list[int]],
+    held_out: Mapping[str, list[int]],
+    own: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Sum of NDCG over the users with held-out items, and their number; nothing without any."""
+    found = []
+    top = min(task.top, task.num_items)
+    for name, wanted in held_out.items():
+        if not wanted or name not in histories:
+            continue
+        scores = LocalNetwork(task.form, task.projections, task.vectors, own[name]).scores(task.num_items)
+        known, relevant = set(histories[name]), set(wanted)
+        ranked = sorted((item for item in range(task.num_items) if item not in known), key=lambda item: -scores[item])
+        ideal = discounted_gain([True] * min(len(wanted), top))
+        found.append(discounted_gain([item in relevant for item in ranked[:top]]) / ideal)
+    return {"quality": float(sum(found)), "evaluated": len(found)} if found else {}
