@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.config.tables import FrozenSettings
+from fairfold.federation.aggregation import ROBUST
 from fairfold.federation.algorithm import Algorithm, WeighsUsers
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import Aggregate, State
@@ -33,7 +34,9 @@ class ServerOptimizer(FrozenSettings):
             (docs/beyond.md).
     """
 
-    ACTIVE_WHEN: ClassVar = dict.fromkeys(("server_optimizer", "server_lr", "step_per"), ("aggregation", ("delta",)))
+    ACTIVE_WHEN: ClassVar = dict.fromkeys(
+        ("server_optimizer", "server_lr", "step_per"), ("aggregation", ("delta", *ROBUST))
+    )
 
     weighting: Literal["data", "equal"] | float = Field("equal", union_mode="left_to_right")
     aggregation: Literal["paper", "delta"] = "delta"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fairfold.algorithms.averaging import AveragingAlgorithm
+from fairfold.federation.aggregation import ROBUST, CombinesRobustly, RobustRule
 from fairfold.federation.algorithm import (
     Algorithm,
     Centralized,
@@ -54,7 +55,7 @@ class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
         return self.prox
 
     def incompatibility(self, settings: Any) -> str | None:
-        if settings.subspace.method == "fedhm" and self.aggregation == "delta":
+        if settings.subspace.method == "fedhm" and self.aggregation != "paper":
             return "method='fedhm' averages models: use algorithm.aggregation='paper'"
         return None
 
@@ -144,17 +145,26 @@ class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings
         return vectors
 
 
-class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables):
+class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables, CombinesRobustly):
     """Recommenders trained by gradient steps.
 
     Attributes:
         kind: Its name in settings.
+        aggregation: ``"paper"`` and ``"delta"`` as for all averaging; or the delta rule along a robust mean of the
+            changes: ``"clipped"``, ``"trimmed"``, ``"median"`` or ``"multi-krum"`` (docs/robustness.md).
+        byzantine_share: Largest share of hostile clients of a round, for ``"trimmed"`` and ``"multi-krum"``.
         user_vectors: ``"private"``: not sent; ``"uploaded"``: sent and averaged, as the authors' code does.
     """
 
-    ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | RankingSgd.ACTIVE_WHEN
+    ACTIVE_WHEN: ClassVar = (
+        AveragingAlgorithm.ACTIVE_WHEN
+        | RankingSgd.ACTIVE_WHEN
+        | {"byzantine_share": ("aggregation", ("trimmed", "multi-krum"))}
+    )
 
     kind: Literal["gradient"] = "gradient"
+    aggregation: Literal["paper", "delta", "clipped", "trimmed", "median", "multi-krum"] = "delta"  # type: ignore[assignment]
+    byzantine_share: float = Field(0.1, gt=0, lt=0.5)
     user_vectors: Literal["private", "uploaded"] = "private"
 
     def architecture(
@@ -187,7 +197,13 @@ class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables):
         ]  # fmt: skip
         return next(((given, wanted) for found, given, wanted in needed if found), None)
 
+    @property
+    def robust_rule(self) -> RobustRule | None:
+        return RobustRule(self.aggregation, self.byzantine_share) if self.aggregation in ROBUST else None
+
     def incompatibility(self, settings: Any) -> str | None:
+        if self.robust_rule is not None and settings.privacy.uses_secure_aggregation:
+            return f"algorithm.aggregation={self.aggregation!r} compares single updates, which masks hide: use 'delta'"
         if settings.model.is_custom and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
         return super().incompatibility(settings)

@@ -1,17 +1,18 @@
 """Aggregation of updates, in the plain or as secure aggregation gives it: the same integers without masks."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
-from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
+from fairfold.federation.algorithm import Algorithm, Capability, FixedPointUpdates, RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
 from fairfold.federation.plan import Plan
@@ -20,6 +21,37 @@ from fairfold.privacy.fixed_point import Encoding, FixedPointVector, MeasuredUpd
 from fairfold.privacy.noise import min_survivors
 
 Value = TypeVar("Value")
+ROBUST = ("clipped", "trimmed", "median", "multi-krum")  # rules of :mod:`.robust`
+
+
+class RobustRule(NamedTuple):
+    """How changes are combined, and the largest share of clients that may be hostile."""
+
+    kind: str
+    share: float
+
+    def num_hostile(self, clients: int) -> int:
+        """How many of some clients may be hostile: as many as leave a majority of others."""
+        return min(math.ceil(self.share * clients), (clients - 1) // 2)
+
+
+class CombinesRobustly(Capability):
+    """Combines its clients' changes by a robust rule in place of their mean."""
+
+    @property
+    def robust_rule(self) -> RobustRule | None:
+        """The rule; None for the mean."""
+        return None
+
+
+def make_aggregate(algorithm: Algorithm, *, bounded: bool = False) -> Aggregate:
+    """The sums of a round, or where an algorithm combines robustly what takes their place; ``bounded`` for devices."""
+    rule = CombinesRobustly.of(algorithm).robust_rule
+    if rule is None and not (bounded and isinstance(algorithm, CombinesRobustly)):
+        return Aggregate()
+    from fairfold.federation.robust import BoundedAggregate, RobustAggregate  # where it is asked for
+
+    return BoundedAggregate(algorithm) if rule is None else RobustAggregate(rule)
 
 
 class Ranks:
@@ -75,7 +107,7 @@ class Aggregator:
 
     def __init__(self, clients: Clients, ranks: Ranks = ONE) -> None:
         self.clients, self.plan, self.ranks = clients, clients.plan, ranks
-        self._aggregate = Aggregate()
+        self._aggregate = make_aggregate(self.plan.algorithm)
         self._all_tasks: dict[tuple[int, int], ClientTask] = {}  # of all ranks, by size and round
 
     def own_tasks(self, scheduled: Iterable[ScheduledTask]) -> Iterable[ScheduledTask]:
@@ -88,7 +120,8 @@ class Aggregator:
 
     def separate_clients(self, cohort: list[int], failing: Mapping[int, str]) -> dict[int, str]:
         """Clients whose updates a backend must yield one by one, each with its fault (or "")."""
-        return dict(failing)
+        robust = CombinesRobustly.of(self.plan.algorithm).robust_rule is not None
+        return (dict.fromkeys(cohort, "") if robust else {}) | dict(failing)
 
     def add(self, client_update: ClientUpdate, update: Update) -> None:
         """Add an accepted update; a client that remembers its updates stores that this one was acknowledged."""
@@ -260,6 +293,11 @@ def merged_groups_notes(before: Tensor, after: Tensor, names: list[str]) -> list
 
 def sum_over_ranks(ranks: Ranks, plan: Plan, aggregate: Aggregate, tasks: Sequence[ClientTask]) -> Aggregate:
     """Reduce the sums of updates to ``tasks`` over all processes; gather them with hashes per client, or if long."""
+    if CombinesRobustly.of(plan.algorithm).robust_rule is not None:
+        kept = make_aggregate(plan.algorithm)
+        for task, update in ranks.all_gather(list(aggregate.updates())):
+            kept.add(task, update)
+        return kept
     reduced, lengths = Aggregate(), [_sum_lengths(plan, task) for task in tasks]
     alone = plan.method.per_client
     if alone or max((length for of_task in lengths for length in of_task.values()), default=0) > MAX_DENSE:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
+from fairfold.federation.aggregation import make_aggregate
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import Aggregate, ClientTask, State, Update, nonzero_values
 
@@ -62,7 +63,7 @@ def step_without_culprits(
     """The next state, and the clients that had to be left out of it; raises where they are too many."""
 
     def step(members: Sequence[Contribution[Sender]]) -> State:
-        aggregate = Aggregate()
+        aggregate = make_aggregate(plan.algorithm)
         for one in members:
             aggregate.add(one.task, one.update, alone=plan.method.per_client)
         return checked_server_update(plan, state.copy(), aggregate)  # a step may change tensors in place

@@ -195,6 +195,10 @@ class Aggregate:
             totals = {name: of.total() for name, of in self._sparse.get(key, {}).items()}
             yield task, Update(update.sums | totals, update.weight)
 
+    def updates(self) -> Iterable[tuple[ClientTask, Update]]:
+        """What was added, as far as it is kept apart: sums."""
+        return self._sums.values()
+
 
 @dataclass(frozen=True)
 class State:

@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
+from fairfold.federation.aggregation import make_aggregate
 from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.architecture import ImageShape
 from fairfold.federation.evaluation import Quality
@@ -30,7 +31,7 @@ from fairfold.federation.randomness import Rejections
 from fairfold.federation.scheduling import count_staleness
 from fairfold.federation.server_step import Contribution
 from fairfold.federation.simulation import Progress
-from fairfold.federation.updates import Aggregate, PublicStatistics, State
+from fairfold.federation.updates import PublicStatistics, State
 from fairfold.flower import preparation
 from fairfold.flower.device_model import push_models
 from fairfold.flower.grid import StreamingGrid
@@ -263,7 +264,7 @@ class FairStrategy(Strategy):
         """Validate every update, aggregate per size, take the server's step; then record the round."""
         opened, network_state = self.open_round, self.network_state
         asynchronous = self.settings.fleet.asynchronous
-        aggregate = Aggregate()
+        aggregate = make_aggregate(self.plan.algorithm, bounded=True)
         if self.nodes.plan is None:  # no node has come yet, or the statistics are lost: there is no model
             self._recorder.record_round(opened)
             return None, None
@@ -288,7 +289,7 @@ class FairStrategy(Strategy):
         accepted += [(node, opened.requests[self._key(node)]) for node in survivors]
         opened.used += [node.node_id for node in survivors]
         state = take_step(self, aggregate, kept) if opened.used else None
-        if state is None:  # no usable update, a secure aggregate is lost, or no model follows: it does not count
+        if state is None:  # no usable update, a lost secure aggregate, or no model follows: it does not count
             self._recorder.record_round(opened)
             return None, None
         for node, request in accepted:

@@ -1,0 +1,107 @@
+"""Quality with and without hostile devices: docs/robustness.md's figures, a line each.
+
+    FAIRFOLD_DATA=... python benchmarks/robustness.py gradient --data ml-100k >> benchmarks/results/robustness.csv
+    FAIRFOLD_DATA=... python benchmarks/robustness.py promotion --data ml-100k
+
+``gradient``: local SGD on FAIR's subspaces by 40 devices, of which some are hostile, for every rule and attack.
+``promotion``: 100 devices of one user each, of which some push an item that three honest ones have.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from typing import Any
+
+import torch
+
+from fairfold.config.files import load_settings
+from fairfold.data import Interactions
+from fairfold.federation.federation import load_interactions, load_unnumbered
+from fairfold.privacy.audit.fleet import promotion, quality_under_attack
+
+GRADIENT: dict[str, Any] = {
+    "model.kind": "mf", "model.factors": 32, "algorithm.kind": "gradient", "subspace.method": "fair",
+    "subspace.mapping": "ranked", "subspace.popularity": "counts", "run.baselines": False,
+    "fleet.capacities": "1x-4x-16x", "fleet.clients_per_round": None,
+}  # fmt: skip
+ATTACKS = ("at the bound", "turned round", "a little", "noise")
+RULES = ("delta", "clipped", "trimmed", "median", "multi-krum")
+
+
+def gradient(data: str, rules: list[str], hostile: list[int], rounds: int, devices: int, seed: int) -> None:
+    """Lines of local SGD."""
+    for rule in rules:
+        share = {"algorithm.byzantine_share": 0.2} if rule in ("trimmed", "multi-krum") else {}
+        changes = GRADIENT | {"data.name": data, "run.rounds": rounds, "run.evaluate_every": rounds, "run.seed": seed}
+        settings = load_settings(None, changes | {"algorithm.aggregation": rule} | share)
+        loaded = load_unnumbered(settings)[0]
+        for number in hostile:
+            for attack in ATTACKS if number else ("",):
+                started = time.monotonic()
+                quality = quality_under_attack(settings, loaded, devices, number, attack)
+                _write(["gradient", data, rule, devices, number, attack, f"{quality:.4f}", rounds, seed], started)
+
+
+def hundred_users(train: Interactions, seed: int, users: int) -> Interactions:
+    """Some users drawn by a seed."""
+    chosen = torch.randperm(train.num_users, generator=torch.Generator().manual_seed(seed))[:users].sort().values
+    mask = torch.isin(train.users, chosen)
+    place = torch.zeros(train.num_users, dtype=torch.int64)
+    place[chosen] = torch.arange(users)
+    return Interactions.from_pairs(place[train.users[mask]], train.items[mask], users, train.num_items)
+
+
+def push(data: str, hostile: list[int], claims: list[int], targets: int, seed: int, changes: dict[str, Any]) -> None:
+    """Lines of promotion."""
+    base = {"data.name": data, "fleet.capacities": "1x", "run.baselines": False}
+    settings = load_settings(None, base | changes)
+    train = load_interactions(settings)[0].train
+    for number in hostile:
+        for users in claims if number else [1]:
+            started = time.monotonic()
+            honest = hundred_users(train, seed, 100 - number)
+            rare = (honest.counts_by_item == 3).nonzero().flatten()
+            source = torch.Generator().manual_seed(seed)
+            chosen = rare[torch.randperm(len(rare), generator=source)[:targets]].tolist()
+            share, popular = promotion(settings, honest, chosen, number, users)
+            _write(
+                ["promotion", data, f"x{users}", 100, number, f"{popular} popular", f"{share:.4f}", targets, seed],
+                started,
+            )
+
+
+def _write(cells: list[Any], started: float) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerow([*cells, f"{time.monotonic() - started:.0f}"])
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Print the lines that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["gradient", "promotion"])
+    parser.add_argument("--data", default="ml-100k")
+    parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--hostile", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--claims", nargs="+", type=int, default=[1])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--devices", type=int, default=40)
+    parser.add_argument("--targets", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.part == "gradient":
+        gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed)
+    else:
+        push(
+            given.data,
+            given.hostile,
+            given.claims,
+            given.targets,
+            given.seed,
+            {"algorithm.tune": False, "run.rounds": 1},
+        )
+
+
+if __name__ == "__main__":
+    main()
