@@ -6,10 +6,10 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs notebooks wheel release format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel release format notes clean
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 run: $(STAMP)  ## set up, then show on a built-in example why: one table, one picture, three recommendations
 	$(BIN)/fairfold demo --picture why.svg
@@ -47,6 +47,10 @@ LOSSES ?= 3
 SEED ?= 1
 test-faults: $(STAMP)  ## kill, refuse and cut off every kind of run folder at every call (20 minutes; KILLS=, LOSSES=, SEED=)
 	$(BIN)/python tests/faults/walk.py --kills $(KILLS) --losses $(LOSSES) --seed $(SEED)
+
+MUTANTS ?= 300
+test-mutants: $(STAMP)  ## change the library in drawn places, one at a time, and list what no test notices (hours; MUTANTS=300, SEED=)
+	$(BIN)/python tests/faults/mutants.py --count $(MUTANTS) --seed $(SEED)
 
 MINUTES ?= 10
 fuzz: $(STAMP)  ## damaged data, messages, folders, settings and kernel calls, new ones each time (MINUTES=10)
