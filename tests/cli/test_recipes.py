@@ -10,8 +10,9 @@ import pytest
 import fairfold
 from fairfold.config.files import DEFAULT_RECIPE, load_settings, recipe_summary, recipes
 from fairfold.data.synthetic import SyntheticDataset
+from fairfold.errors import InvalidSettings
 from fairfold.methods import Fair
-from tests.support.commands import WORLD, works
+from tests.support.commands import WORLD, fails, works
 
 CELLS = {
     "authors": ("hashed", "local SGD"),
@@ -102,3 +103,37 @@ def test_fair_is_far_above_popularity() -> None:
 def test_train_takes_every_recipe(name: str, tmp_path: Path) -> None:
     output = works("train", "--recipe", name, *WORLD, "--rounds", "1", "--out", str(tmp_path / "run"))
     assert f"Recipe: {name} (" in output
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "works"),
+    [
+        ("fair", {"model.kind": "neumf"}, ["authors", "paper", None]),
+        ("fair", {"subspace.method": "fedhm"}, ["authors", "paper", None]),
+        ("ratings", {"model.kind": "neumf"}, ["authors", "paper", None]),
+        ("paper", {"model.kind": "lenet", "data.name": "mnist"}, [None]),
+    ],
+)
+def test_a_recipe_that_does_not_go_with_a_model_names_what_does(
+    recipe: str, changes: dict[str, Any], works: list[str | None]
+) -> None:
+    """One sentence, and what it names works with the same changes."""
+    with pytest.raises(InvalidSettings) as refused:
+        load_settings(None, changes, recipe)
+    named = [f"--recipe {name}" if name else "no recipe at all" for name in works]
+    assert refused.value.remedy == f"Take {' or '.join(named)}."
+    assert refused.value.given.startswith(f"recipe {recipe} with ")
+    assert "\n" not in str(refused.value)
+    for name in works:
+        load_settings(None, changes, name)
+
+
+def test_a_key_that_no_recipe_has_is_named_itself() -> None:
+    with pytest.raises(InvalidSettings, match=r"unknown key 'model.factor' \(did you mean 'factors'"):
+        load_settings(None, {"model.factor": 3}, "fair")
+
+
+def test_ratings_on_data_without_them_name_a_recipe_that_ranks(tmp_path: Path) -> None:
+    assert "rank items: --recipe fair" in fails("train", "--recipe", "ratings")
+    (tmp_path / "own.csv").write_text("user,item\n1,2\n1,3\n2,2\n")
+    assert "--recipe fair" in fails("train", "--recipe", "ratings", "--data", str(tmp_path / "own.csv"))

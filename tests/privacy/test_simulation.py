@@ -189,7 +189,7 @@ def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
         Federation.of(
             Settings(algorithm="closed_form", fleet={"capacities": "1x"}, privacy="secure"), tiny_data(3, 120, 30)
         )
-    with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask more clients"):
+    with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask all clients"):
         read_settings({"privacy": "secure", "fleet": {"clients_per_round": 20}})
 
 

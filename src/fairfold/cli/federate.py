@@ -64,7 +64,7 @@ def federate(
 
     console = Terminal()
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
-    changes = collect_changes(values, change or [])
+    changes = {"fleet.clients_per_round": None} | collect_changes(values, change or [])  # every node in every round
     resolved = resolve_settings(None, recipe, changes)
     settings = resolved.settings
     if "rounds" not in SettingsRules.of(settings.algorithm).fixed_settings(settings).get("run", {}):

@@ -22,6 +22,9 @@ FOR = "for"
 DEFAULT_RECIPE = "default"
 """The recipe that is taken where none is named."""
 
+RECIPE = "recipe "
+"""How the source of a layer begins that is a recipe."""
+
 MAX_BYTES = 1 << 20
 """The longest file of settings that is read."""
 
@@ -71,16 +74,53 @@ def settings_layers(path: Path | None, changes: Mapping[str, Any], recipe: str |
         by_data = tables.pop(FOR, {})
         data = over.get("data")
         name = Path(str(data.get("name", "") if isinstance(data, Mapping) else "")).name
-        layers += [Layer(f"recipe {recipe}", tables), Layer(f"data set {name}", by_data.get(name, {}))]
+        layers += [Layer(RECIPE + recipe, tables), Layer(f"data set {name}", by_data.get(name, {}))]
     return [*layers, Layer("command", over)]
 
 
-def merge_layers(layers: Iterable[Layer]) -> Settings:
-    """The settings of layers, each laid over those before it."""
+def merge_layers(layers: Sequence[Layer]) -> Settings:
+    """The settings of layers, each over those before it; an error of a recipe names others that go with the changes."""
+    try:
+        return read_settings(_merged(layers))
+    except InvalidSettings as error:
+        recipe, above = layers[0].source, layers[1:]
+        if not recipe.startswith(RECIPE) or recipe == RECIPE + DEFAULT_RECIPE:
+            raise
+        others = [name for name in recipes() if recipe != RECIPE + name and _goes_with(name, above)]
+        alone = _goes_with(None, above)
+        if not others and not alone:  # a key that no recipe has
+            raise
+        named = [f"--recipe {name}" for name in others if name != DEFAULT_RECIPE]
+        remedy = " or ".join([*named, *(["no recipe at all"] if alone else [])])
+        raise InvalidSettings(
+            f"{recipe} with {_described(above)}: {error.given}", "a recipe that goes with these", f"Take {remedy}."
+        ) from None
+
+
+def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for layer in layers:
         tables = merge_tables(tables, layer.tables)
-    return read_settings(tables)
+    return tables
+
+
+def _goes_with(recipe: str | None, above: Sequence[Layer]) -> bool:
+    """Whether a recipe, or none, goes with the changes above it."""
+    tables = {} if recipe is None else read_toml(recipes()[recipe])
+    tables.pop(FOR, None)
+    try:
+        read_settings(_merged([Layer("", tables), above[-1]]))
+    except InvalidSettings:
+        return False
+    return True
+
+
+def _described(layers: Sequence[Layer]) -> str:
+    """The model, algorithm and method of some changes; all changed tables where none is among them."""
+    tables = _merged(layers)
+    found = [f"{table}.{TAGS[table]}={tables[table][TAGS[table]]!r}" for table in ("model", "algorithm", "subspace")
+             if isinstance(tables.get(table), Mapping) and TAGS[table] in tables[table]]  # fmt: skip
+    return " and ".join(found) or ", ".join(f"[{table}]" for table in tables)
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:

@@ -114,5 +114,6 @@ def _privacy_problem(settings: "Settings") -> str | None:
     given = "clients_per_round" in settings.fleet.model_fields_set  # a client does not know the fleet's
     if given and drawn is not None and drawn < privacy.min_cohort:
         asked = f"privacy.min_cohort={privacy.min_cohort} with fleet.clients_per_round={drawn}"
-        return f"{asked}: ask more clients per round ('none' for all), or lower the minimum"
+        lower = f", or take sums that hide less (--set privacy.min_cohort={drawn})" * (drawn > 1)
+        return f"{asked}: ask all clients (--set fleet.clients_per_round=none){lower}"
     return None

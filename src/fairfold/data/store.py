@@ -86,7 +86,11 @@ def require_whole(folder: Path, manifest: Manifest) -> None:
 def _manifest_of(folder: Path, kind: str, otherwise: str) -> Manifest:
     manifest = read_manifest(folder)
     if manifest["kind"] != kind:
-        raise InvalidData(f"{folder} holds {manifest['kind']}", kind, f"Read it with fairfold.data.{otherwise}.")
+        trained = (
+            "--model lenet or mlp, and no recipe" if kind == "interactions" else "a recipe, and no model of images"
+        )
+        remedy = f"Train on it with {trained}; in Python fairfold.data.{otherwise} reads it."
+        raise InvalidData(f"{manifest['name']} ({folder}) holds {manifest['kind']}", kind, remedy)
     return manifest
 
 

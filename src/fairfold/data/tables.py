@@ -50,7 +50,7 @@ def spool_rows(
     """Read a source once, block by block, and write its rows as Parquet parts."""
     rated = all(file.file_format.rating is not None for file in source.files)
     if not rated and (options.ratings or options.min_rating is not None):
-        remedy = "Name it with --rating-column, or leave ratings out."
+        remedy = "Name it with --rating-column, or rank items, which needs none (e.g. --recipe fair)."
         raise InvalidData("interactions without ratings", "a rating column", remedy)
     if options.by_time and any(file.file_format.time is None for file in source.files):
         given = f"split = {options.split!r} for {source.name}, which has no times"

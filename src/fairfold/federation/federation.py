@@ -136,7 +136,7 @@ def load_unnumbered(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
         raise InvalidSettings(given, "a model of interactions", remedy)
     if settings.predicts_ratings:
         given = "a model of ratings on the synthetic world"
-        raise InvalidSettings(given, "data with ratings", "Use e.g. --data ml-1m.")
+        raise InvalidSettings(given, "data with ratings", "Use e.g. --data ml-100k, or rank items: --recipe fair.")
     world = SyntheticDataset(**chosen.model_dump(exclude={"kind"}), seed=settings.run.seed)
     return world.dataset(), {BEST_POSSIBLE: world.best_scores}
 

@@ -57,7 +57,8 @@ def default_privacy(settings: Settings, devices: int, *, asked: bool) -> tuple[S
     if isinstance(chosen, SecurePrivacy):
         if devices < chosen.min_cohort:
             given = f"{devices} devices with privacy.min_cohort={chosen.min_cohort}"
-            raise InvalidSettings(given, "as many at least", "Start more devices, or lower the minimum.")
+            lower = f", or take sums that hide less, to try it out: --set privacy.min_cohort={devices}" * (devices > 1)
+            raise InvalidSettings(given, "as many at least", f"Start more devices{lower}.")
         return settings, privacy_notes(privacy_report(settings))
     if asked:
         return settings, ["Privacy: plain, as asked. The server sees the update of each device."]
