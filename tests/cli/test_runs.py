@@ -100,7 +100,11 @@ def test_strong_baselines_stand_beside_a_ranking_and_are_computed_once(
         assert f"{mean:+.4f} ± {error:.4f}" in first
     assert "EASE" not in without
     works("report", str(tmp_path / "first"), "--out", str(tmp_path / "page"))
-    assert "± " in (tmp_path / "page" / "report.html").read_text()
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "± " in page
+    assert "<h1>A federated run: " in page
+    assert re.search(r"<tr><th>Privacy</th><td class=\"note\">plain\. ", page)
+    assert re.search(r"</span>EASE<br><small>penalty \d+</small>", page)
     kept = next((tmp_path / "cache" / "baselines").iterdir())
     kept.write_bytes(kept.read_bytes()[:-8])
     assert "Computing baselines" in works("train", *wanted, "--out", str(tmp_path / "damaged"))

@@ -229,8 +229,9 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
         section["differing_by_run"] = list(map(list, zip(labels(members), *differing.values(), strict=True)))
         sections.append(section)
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    title = "Federated runs side by side" if len(runs) > 1 else f"A federated run: {labels(runs)[0]}"
     page = fill_template(
-        "fairfold.runs", f"templates/{PAGE}", title="Federated runs side by side", count=count, groups=sections,
+        "fairfold.runs", f"templates/{PAGE}", title=title, count=count, groups=sections,
         version=__version__, paths=[str(run.path) for run in runs],
     )  # fmt: skip
     write_atomically(out / PAGE, page.encode())
@@ -272,6 +273,12 @@ def _difference_cell(run: RunSummary, name: str) -> str:
     return format_difference(run.differences[name]) if name in run.differences else ""
 
 
+def note_row(note: str) -> tuple[str, str]:
+    """What a note is about, and the rest of it: ``"16x"`` and how its model was cut."""
+    what, found, rest = note.partition(": ")
+    return (what, rest) if found else ("", note)
+
+
 def headings(runs: list[RunSummary]) -> list[str]:
     """Headings of the cells of :func:`table_rows`."""
     return ["rounds", f"best {runs[0].metric}", "in round", "last", *sizes_of(runs), "per round", "down", "up"]
@@ -290,7 +297,7 @@ def table_rows(runs: list[RunSummary]) -> list[dict[str, Any]]:
         seconds = "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round)
         traffic = (human_bytes(run.bytes_down), human_bytes(run.bytes_up))
         row: dict[str, Any] = {"label": label, "cells": [str(run.rounds), *quality, *sizes, seconds, *traffic]}
-        row |= {"popularity": run.popularity, "notes": run.notes, "audit": run.audit}
+        row |= {"popularity": run.popularity, "notes": list(map(note_row, run.notes)), "audit": run.audit}
         row["mark"] = run.state if run.state == "unfinished" else ""
         row["reason"] = run.reason if run.state == "N/A" else ""
         row["is_best"] = best is not None and len(reached) > 1 and best.server * run.sign == min(reached)
