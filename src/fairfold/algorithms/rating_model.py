@@ -35,7 +35,7 @@ class RatingHyperparameters:
 
     @classmethod
     def of(cls, vectors: Weights) -> "RatingHyperparameters":
-        """From flat vectors under the names of the fields."""
+        """Make the hyperparameters from flat vectors under the names of the fields."""
         size = vectors["variances"].numel() // 2
         shapes = {"center": (3,), "metric": (size, size), "variances": (2, size), "regression": (size, size + 2)}
         return cls(**{name: vectors[name].view(shape) for name, shape in shapes.items()})
@@ -105,7 +105,7 @@ class UserPosteriors:
     def of(
         cls, table: Tensor, targets: Tensor, owners: Tensor, users: int, known: RatingHyperparameters
     ) -> "UserPosteriors":
-        """From the row (bᵢ, vᵢ, n) of each rating's item, its centered target and its owner."""
+        """Solve for users, given the row (bᵢ, vᵢ, n) of each rating's item, its centered target and its owner."""
         item_rows, inputs = table[:, :-1], with_unit(table[:, :-1])
         size, dtype = inputs.shape[1], inputs.dtype
         matrix = torch.zeros(users, size * size, dtype=dtype)

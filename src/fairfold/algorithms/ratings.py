@@ -101,7 +101,7 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         return super().incompatibility(settings)
 
     def inactive_keys(self, settings: Any) -> Sequence[str]:
-        """No clipping, as numbers are in fixed point."""
+        """``privacy.clip`` has no effect: numbers are in fixed point, and not clipped."""
         return ["privacy.clip"]
 
     def predicts_ratings(self, settings: Any) -> bool:
@@ -133,7 +133,7 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         return Update(sums, float(histories.num_users))
 
     def numbering(self, plan: Plan) -> Tensor | None:
-        """By mean ratings, along the rows that the hash folds together."""
+        """Number items so that those which the hash folds into one row have similar mean ratings."""
         if not self.groups_similar_items(plan.settings):
             return None
         known = plan.public.statistics

@@ -77,7 +77,7 @@ class Prefetcher(Generic[Drawn]):
         self._pending: dict[int, Future[Drawn]] = {}
 
     def get(self, round_number: int) -> Drawn:
-        """The draws of a round."""
+        """The random draws of a round; waits for its thread."""
         if round_number not in self._pending:
             self._pending[round_number] = self._threads.submit(self._draw, round_number)
         return self._pending[round_number].result()

@@ -319,7 +319,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"algorithm.ridge": 2}`` as tables."""
+    """Nest keys with dots into tables: ``{"algorithm.ridge": 2}`` becomes ``{"algorithm": {"ridge": 2}}``."""
     found: dict[str, Any] = {}
     for key, value in changes.items():
         *tables, name = key.split(".")

@@ -194,7 +194,7 @@ MODELS = (*RANKING_MODELS, *RATING_MODELS, *IMAGE_MODELS)
 
 
 class ModelSettings(FrozenSettings):
-    """The model.
+    """``[model]``: the kind of model and its size.
 
     Attributes:
         kind: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), the name

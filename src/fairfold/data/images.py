@@ -37,7 +37,7 @@ class Images:
         return int(self.labels.numel())
 
     def at(self, rows: Tensor) -> "Images":
-        """Select rows."""
+        """The images of some rows, with their labels and writers."""
         return Images(self.images[rows], self.labels[rows], None if self.writers is None else self.writers[rows])
 
 

@@ -112,7 +112,7 @@ class Interactions:
         return self.offsets.numpy()  # shares memory; indexing it makes no tensor
 
     def of(self, user: int) -> Tensor:
-        """Items of one user, ascending."""
+        """The items that one user has, ascending."""
         return self.items[self.span(user)]
 
     def ratings_of(self, user: int) -> Tensor:

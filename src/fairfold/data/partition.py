@@ -30,7 +30,7 @@ class Partition:
         return self.offsets[1:] - self.offsets[:-1]
 
     def of(self, client: int) -> Tensor:
-        """Rows of one client."""
+        """The row numbers of one client's share of the data."""
         start, stop = self.offsets[client : client + 2].tolist()
         return torch.arange(start, stop) if self.rows is None else self.rows[start:stop]
 

@@ -38,7 +38,7 @@ def result_rows(result: Result, what: str) -> list[dict[str, Any]]:
 
 
 def full_bytes(result: Result) -> int:
-    """Bytes of the server's tensors."""
+    """Bytes of the server's full tensors, uncompressed."""
     return sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
 
 

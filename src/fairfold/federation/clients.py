@@ -79,7 +79,7 @@ class Clients:
         return generator(self.seed, Purpose.TRAINING, round_number, client)
 
     def client(self, number: int, round_number: int) -> Client:
-        """A client in a round."""
+        """One client's data, local state and random numbers in a round."""
         local_state = {name: rows[self.state_rows(name, number)] for name, rows in self.local_state.items()}
         return Client(self, number, local_state, self.source(round_number, number))
 

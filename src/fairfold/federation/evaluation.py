@@ -40,10 +40,10 @@ def below_popularity(settings: Settings, quality: float, baseline: float | None,
         return []
     alone = "number of users" if name == POPULARITY else name
     fact = f"Below {name}: {settings.metric} is {quality:.4f}, and {baseline:.4f} by the {alone} alone."
-    return [f"{fact} {_advice(settings)}"]
+    return [f"{fact} {_advice_on_settings(settings)}"]
 
 
-def _advice(settings: Settings) -> str:
+def _advice_on_settings(settings: Settings) -> str:
     algorithm, keys = settings.algorithm, settings.algorithm.effective()
     if algorithm.kind == "co_occurrence":
         return "Bring more users or interactions; with privacy.level='private', a larger privacy.epsilon."
@@ -104,7 +104,7 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run."""
+    """The outcome of a run: its model, quality by size, baselines, and a report per round."""
 
     settings: Settings
     metric: str  # name of the quality, for example ``"NDCG@20"``

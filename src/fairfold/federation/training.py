@@ -80,7 +80,7 @@ class Batch:
         return len(self.items)
 
     def part(self, start: int, stop: int) -> "Batch":
-        """The samples [start, stop)."""
+        """A part of the batch: the samples [start, stop)."""
         chosen = slice(start, stop)
         targets = None if self.targets is None else self.targets[chosen]
         return Batch(self.items[chosen], targets, None if self.users is None else self.users[chosen])

@@ -78,7 +78,7 @@ def _table(tensor: Tensor) -> Table:
 
 
 def _converted(state: State, convert: Callable[[Any], Any]) -> State:
-    """The state with other tables."""
+    """Convert all tables of a state, to tensors or back."""
 
     def of_update(update: RememberedUpdate) -> RememberedUpdate:
         return replace(update, local_state={name: convert(table) for name, table in update.local_state.items()})

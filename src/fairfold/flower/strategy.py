@@ -242,11 +242,11 @@ class FairStrategy(Strategy):
             )
         deadline = time.monotonic() + timeout
         for node in cohort:
-            opened.pending[node.node_id] = PendingTask(node, opened.requests[self._key(node)], deadline)
+            opened.pending[node.node_id] = PendingTask(node, opened.requests[self._request_key(node)], deadline)
         secure = opened.start_secure(self.plan, kind, grid, self.network_state.run, timeout)
         messages = []
         for node in [node for node in cohort if node.node_id in opened.pending]:
-            key = self._key(node)
+            key = self._request_key(node)
             opened.bytes_down[node.node_id] = opened.requests[key].task.bytes_down // (2 if self.half else 1)
             acknowledged_id = self.network_state.acknowledged.get(node.client_id, NO_UPDATE)
             content = for_node(records[key], acknowledged_id, secure.get(node.node_id))
@@ -255,7 +255,7 @@ class FairStrategy(Strategy):
         opened.end_phase("tasks")
         return messages
 
-    def _key(self, node: Node) -> int:
+    def _request_key(self, node: Node) -> int:
         return node.node_id if self.plan.method.per_client else node.size
 
     def aggregate_train(
@@ -286,7 +286,7 @@ class FairStrategy(Strategy):
         for task, update in opened.unmasked_updates(self.plan):
             aggregate.add(task, update)
         survivors = () if opened.secure is None else opened.secure.survivors
-        accepted += [(node, opened.requests[self._key(node)]) for node in survivors]
+        accepted += [(node, opened.requests[self._request_key(node)]) for node in survivors]
         opened.used += [node.node_id for node in survivors]
         state = take_step(self, aggregate, kept) if opened.used else None
         if state is None:  # no usable update, a lost secure aggregate, or no model follows: it does not count

@@ -38,7 +38,7 @@ class SignedPositions:
         return SignedPositions(self.positions + offset, self.signs)
 
     def select(self, rows: Tensor | slice) -> "SignedPositions":
-        """Positions of chosen rows."""
+        """The positions and signs of chosen rows alone."""
         return SignedPositions(self.positions[rows], self.signs[rows])
 
     @staticmethod

@@ -155,7 +155,7 @@ def predictor(model: nn.Module) -> Predictor:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """No gradients, evaluation mode for the length of a block; gives the model's device."""
+    """Switch off gradients and training mode within a block; gives the model's device."""
     was_training = model.training
     model.eval()
     try:

@@ -84,7 +84,7 @@ class Geometry:
     groups: int
 
     def product(self, inputs: Tensor, weights: Tensor, bias: Tensor | None, block: WeightBlock) -> Tensor:
-        """The outputs of one block."""
+        """The layer's outputs by one block of its weights."""
         raise NotImplementedError
 
     def gradients(
@@ -203,7 +203,7 @@ class FairLinear(FairLayer):
         self.in_features, self.out_features = columns, rows
 
     def forward(self, features: Tensor) -> Tensor:
-        """(*, in_features) to (*, out_features)."""
+        """Multiply inputs (*, in_features) by the recovered weights: outputs (*, out_features)."""
         features = self._operand(features)
         if features.dim() == 0 or features.shape[-1] != self.in_features:
             given = f"input of shape {tuple(features.shape)}"
@@ -217,7 +217,7 @@ class FairLinear(FairLayer):
 
 
 class _Linear(Geometry):
-    """Geometry of x·Wᵀ."""
+    """The geometry of a linear layer, x·Wᵀ."""
 
     def product(self, inputs: Tensor, weights: Tensor, bias: Tensor | None, block: WeightBlock) -> Tensor:
         return F.linear(inputs, weights, bias)

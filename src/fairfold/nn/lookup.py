@@ -33,7 +33,7 @@ class FusedSGD:
         self.lr = lr
 
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        """Update ``compact`` in place."""
+        """Take the SGD step of a batch of rows on the compact vector, in place."""
         ops.sgd_rows(layout, compact, gradient, rows, self.lr)
 
 

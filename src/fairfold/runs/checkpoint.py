@@ -56,7 +56,7 @@ class Checkpoint:
 def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
     number = progress.state.round_number
-    stem = _file_stem(number)
+    stem = _checkpoint_stem(number)
     full, on_disk = progress.state.full, _on_disk(progress.state)
     named = {f"full/{name}": tensor for name, tensor in full.items() if name not in on_disk}
     stored: dict[str, Any] = {}
@@ -245,13 +245,13 @@ def manifests(folder: Path) -> list[Path]:
 
 def _remove_old(folder: Path, number: int) -> None:
     """Remove all but the last checkpoints up to a round; later ones are damaged, and do not count."""
-    whole = [path for path in manifests(folder) if path.stem <= _file_stem(number)]
+    whole = [path for path in manifests(folder) if path.stem <= _checkpoint_stem(number)]
     for path in whole[NUM_CHECKPOINTS:]:
         atomic_io.remove(path)  # first, so that no manifest is left without its tensors
         atomic_io.remove(path.with_suffix(".safetensors"))
 
 
-def _file_stem(number: int) -> str:
+def _checkpoint_stem(number: int) -> str:
     return f"round-{number:08d}"
 
 

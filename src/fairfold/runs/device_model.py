@@ -59,7 +59,7 @@ class DeviceModel:
         return {name: held.packed(self.compacts[name]) for name, held in self.projections.items()}
 
     def recovered(self) -> Weights:
-        """Recover the full tensors."""
+        """The full tensors that the device's compact ones stand for."""
         return {name: held.recover(self.compacts[name]) for name, held in self.projections.items()}
 
 

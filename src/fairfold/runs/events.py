@@ -27,7 +27,7 @@ def _format_line(event: Event) -> bytes:
 
 
 def append(folder: Path, events: Iterable[Event]) -> None:
-    """Append events to the file."""
+    """Append events to a run's ``nodes.jsonl``."""
     lines = b"".join(map(_format_line, events))
     with atomic_io.write_errors(folder / NODES), (folder / NODES).open("ab") as file:
         file.write(lines)

@@ -75,7 +75,7 @@ class RunMonitor:
         result: Status = self._read_if_changed(RESULT, lambda: files.read_result(self.folder))
         rows: list[dict[str, str]] = self._read_if_changed(METRICS, lambda: files.read_metrics(self.folder, settings))
         self._read_events()
-        changed = max(self._changed_at(name) for name in (SETTINGS, METRICS, NODES, LOG, RESULT))
+        changed = max(self._modified_at(name) for name in (SETTINGS, METRICS, NODES, LOG, RESULT))
         rounds = [_parse_round(row) for row in rows]
         now = time.time()
         seconds = median(row["seconds"] for row in rounds) if rounds else 0.0
@@ -94,14 +94,14 @@ class RunMonitor:
             "log": self._log_tail(), **self._events.values(),
         }  # fmt: skip
 
-    def _changed_at(self, name: str) -> float:
+    def _modified_at(self, name: str) -> float:
         with contextlib.suppress(OSError):
             return (self.folder / name).stat().st_mtime
         return 0.0
 
     def _read_if_changed(self, name: str, read: Callable[[], Any]) -> Any:
         """The content of a file, read again when it has changed."""
-        changed = self._changed_at(name)
+        changed = self._modified_at(name)
         if name not in self._cache or self._cache[name][0] != changed:
             self._cache[name] = changed, read()
         return self._cache[name][1]
@@ -168,7 +168,7 @@ class EventTotals:
             raise ValueError(kind)
 
     def values(self) -> Status:
-        """The totals as plain values."""
+        """The totals of all events as plain values, for JSON."""
         return {
             "nodes": {
                 "known": len(self.sizes), "replied": len(self.participants), "last_round": len(self.last_used),
@@ -190,7 +190,7 @@ def _parse_round(row: dict[str, str]) -> Status:
 
 
 def _thin_out(rounds: list[Status]) -> list[Status]:
-    """Of very many rounds the evaluated ones, some others, and the last."""
+    """Thin out very many rounds to the evaluated ones, some others, and the last."""
     if len(rounds) <= MAX_ROUNDS:
         return rounds
     evaluated = [row for row in rounds if row["quality"] is not None]
@@ -261,7 +261,7 @@ def _format_labels(labels: Labels) -> str:
 
 
 def make_app(run: RunMonitor, token: str | None = None) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The application for one run.
+    """The ASGI application of the status page of one run.
 
     With a token, requests must have it (``Authorization: Bearer``, or ``?token=`` for the page itself); without one,
     they must name a host of the loopback interface, so that no other site can send them from a browser.

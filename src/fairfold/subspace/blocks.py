@@ -74,7 +74,7 @@ class KeptColumns(_Cut, Coordinatewise):
 
     @classmethod
     def within(cls, shape: tuple[int, ...], limit: int) -> Self | None:
-        """As many leading columns as fit ``limit`` numbers; None if not even one does."""
+        """The projection with as many leading columns as fit ``limit`` numbers; None if not even one does."""
         kept = min(limit // shape[0], shape[1])
         return cls(shape, ((0, kept),)) if kept >= 1 else None
 

@@ -15,13 +15,13 @@ STEP, ZERO = 16, 208  # a factor's byte is its natural logarithm in steps of a s
 
 
 def bytes_of(factors: Tensor) -> Tensor:
-    """Quantize factors to codes of a byte."""
+    """Encode the factors of rows as bytes: their logarithms in steps of a sixteenth."""
     found = ((factors.clamp(min=1e-30).log() * STEP).round() + ZERO).clamp(1, 255)
     return torch.where(factors > 0, found, 0)
 
 
 def factors_of(codes: Tensor) -> Tensor:
-    """Factors from their codes."""
+    """Decode the factors of rows from their codes of a byte."""
     return torch.where(codes > 0, ((codes - ZERO) / STEP).exp(), 0)
 
 

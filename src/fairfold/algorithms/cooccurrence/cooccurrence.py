@@ -163,7 +163,7 @@ def max_items(settings: Any, public: PublicStatistics) -> int:
 
 
 def max_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
-    """Of how many items a client can upload all pairs: in the plain of its history, with value and position each."""
+    """The most items of which a client can upload all pairs: in the plain of its history, value and position each."""
     share = settings.subspace.share(TruncatedTensors({}, {}, catalogue=public.num_items), capacity)
     plain = not settings.privacy.uses_secure_aggregation
     per_pair = 2 if share < 1 and plain else 1
@@ -172,7 +172,7 @@ def max_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capaci
 
 
 def num_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
-    """Of how many leading items a client of a capacity uploads pairs: all, unless secure aggregation needs room."""
+    """The number of leading items whose pairs a client uploads: all, unless secure aggregation needs room."""
     return max_uploaded_items(settings, public, capacity, whole) if settings.privacy.uses_secure_aggregation else whole
 
 
@@ -297,7 +297,7 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
         return min(whole, max(MAX_DENSE, listed)) * FLOAT_BYTES
 
     def max_items_of(self, plan: Plan, size: int) -> int:
-        """Of how many items clients of a size can upload all pairs."""
+        """The most items of which clients of a size can upload all pairs."""
         return max_uploaded_items(plan.settings, plan.public, plan.capacities[size], model_of(plan).whole)
 
     def upload(

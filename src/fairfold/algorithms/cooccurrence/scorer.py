@@ -78,7 +78,7 @@ class CoOccurrenceArchitecture(Architecture):
 
     @property
     def columns(self) -> int:
-        """Number of columns of W."""
+        """Number of columns of the item table, without the two factors of a row."""
         return self.tables[ROWS][1] - FACTORS
 
     @property

@@ -82,7 +82,7 @@ class TuningSchedule:
 
     @classmethod
     def of(cls, rounds: int, wanted: int) -> "TuningSchedule":
-        """As many candidates as leave a round before them and one after; half of the other rounds come before."""
+        """Schedule as many candidates as leave a round before them and one after; half of the others come before."""
         count = max(0, min(wanted, rounds - 2))
         return cls((rounds - count) // 2 if count else 0, count)
 

@@ -127,7 +127,7 @@ def _row_arguments(layout: Layout, place: PieceLayout, row_size: int) -> dict[st
 
 
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
-    """The values of chosen rows."""
+    """The values of chosen rows of a table, recovered from its compact vector."""
     out = torch.empty(len(rows), row_size, dtype=compact.dtype, device=compact.device)
     place = piece_layout(layout, row_size)
     count, arguments = out.numel() // place.width, _row_arguments(layout, place, row_size)

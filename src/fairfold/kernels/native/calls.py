@@ -88,7 +88,7 @@ def _contiguous_batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int
 
 
 def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots and signs of coordinates."""
+    """The slot and sign of each coordinate, by the hash."""
     loaded = _library_for_integers(coordinates)
     flat = coordinates.long().contiguous()
     slots, signs = torch.empty_like(flat), torch.empty_like(flat, dtype=torch.int8)
@@ -173,7 +173,7 @@ def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None
 
 # -- rows of a table -------------------------------------------------------------------------------------------------
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
-    """The values of chosen rows."""
+    """The values of chosen rows of a table, recovered from its compact vector."""
     loaded = library_for(compact)
     _require_integers(rows)
     compact, rows = compact.contiguous(), rows.contiguous()
