@@ -58,29 +58,19 @@ def figure(result: Result, path: Path | None) -> Figure:
     """A plot of bytes held (logarithmic) against quality, a point per size; baselines are dashed lines."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
 
-        from fairfold.runs.plots import COLORS, INK, NARROW, STYLE, baseline_line, metric_label, render_figure
+        from fairfold.runs.plots import COLORS, INK, STYLE, quality_by_memory, render_figure
     except ImportError:
         raise InvalidSettings("a plot without matplotlib", "matplotlib", "pip install 'fairfold[report]'") from None
-    *sizes, server = result_rows(result, "sizes")
+    rows = [(row["devices"], row["bytes_held"], row[result.metric]) for row in result_rows(result, "sizes")]
+    *sizes, server = [row for row in rows if math.isfinite(row[2])] or rows
+    lines = [
+        ("devices", sizes, {"color": COLORS[0], "marker": "o"}),
+        ("server", [server], {"color": INK, "marker": "s"}),
+    ]
+    baselines = {name: value for name, value in result.baselines.items() if math.isfinite(value)}
     with rc_context(STYLE):
-        drawn = Figure(figsize=NARROW, layout="constrained")
-        axes = drawn.add_subplot()
-        axes.plot([row["bytes_held"] for row in sizes], [row[result.metric] for row in sizes], "o-", color=COLORS[0])
-        axes.plot([server["bytes_held"]], [server[result.metric]], "s", color=INK)
-        for row in [*sizes, server]:
-            place = (row["bytes_held"], row[result.metric])
-            if math.isfinite(place[1]):
-                axes.annotate(row["devices"], place, xytext=(0, 7), textcoords="offset points", ha="center")
-        for name, value in result.baselines.items():
-            if math.isfinite(value):
-                baseline_line(axes, "y", [value], name.replace(" ", "\n"))
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
-        axes.set_xlabel("bytes that a device holds")
-        axes.set_ylabel(metric_label(result.metric))
-        axes.margins(0.12)
+        drawn = quality_by_memory(lines, result.metric, baselines)
         if path is not None:
             drawn.savefig(path, dpi=160)
     object.__setattr__(drawn, "_repr_png_", lambda: render_figure(drawn, "png"))  # what a notebook shows
