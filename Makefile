@@ -72,7 +72,7 @@ bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 
 # The builder is not part of the usual environment; the second time it is there.
 docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a network
-	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2> /dev/null || \
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx, sphinx_copybutton' 2> /dev/null || \
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "Open build/docs/index.html"

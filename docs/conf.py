@@ -4,6 +4,7 @@ Pages are Markdown as they stand in the repository. The files in ``ABOVE`` are p
 as well. A link to a file beside docs/ gives the file; folders and pages that are not here are named alone.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -18,11 +19,13 @@ ABOVE = {
     "contributing": "CONTRIBUTING.md",
     "security": "SECURITY.md",
 }
+END_OF_DOORS = "<!-- end of the doors -->"
+GLOSSARY_ROW = re.compile(r"^\| \*\*([\w -]+)\*\*(?:, \*\*([\w -]+)\*\*)?[^|]*\| ([^|]+) \|", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 project, version = "fairfold", release
 project_copyright = "the authors of fairfold"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = [".md", ".rst"]
 nitpicky = False
 
@@ -32,6 +35,8 @@ html_show_sourcelink = html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+html_js_files = ["words.js", "glossary.js"]
+copybutton_exclude = ".linenos, .gp, .go"
 templates_path: list[str] = []
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
@@ -52,7 +57,10 @@ def read(_: Any, name: str, source: list[str]) -> None:
     folder = posixpath.dirname(posixpath.join("docs", name))
     if name in ABOVE:
         text = (ROOT / ABOVE[name]).read_text(encoding="utf-8")
-        source[0] = LINK.sub(lambda found: moved(found, "", folder), text) + "\n" + source[0]
+        text = LINK.sub(lambda found: moved(found, "", folder), text)
+        doors, end, rest = source[0].rpartition(END_OF_DOORS)
+        head, picture, body = text.partition("\n![") if end else (text, "", "")
+        source[0] = f"{head}\n{doors}{picture}{body}\n{rest}"
         return
     source[0] = LINK.sub(lambda found: moved(found, folder, folder), source[0])
 
@@ -72,6 +80,26 @@ def moved(found: re.Match[str], before: str, folder: str) -> str:
     return f"{mark}[{text}]({posixpath.relpath(place, folder)}{anchor or ''})"
 
 
+def glossary() -> dict[str, str]:
+    """The words of the glossary in concepts.md, and what they mean, without marks."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    rows = GLOSSARY_ROW.findall(text)
+    return {
+        word.lower(): re.sub(r"\[([^]]*)\]\([^)]*\)|[*`]", r"\1", meaning)
+        for *words, meaning in rows
+        for word in words
+        if word
+    }
+
+
+def write_glossary(app: Any, _: Any) -> None:
+    """Put the glossary beside the script that shows it."""
+    if app.builder.format == "html":
+        place = Path(app.outdir) / "_static" / "words.js"
+        place.write_text(f"const WORDS = {json.dumps(glossary(), ensure_ascii=False)};\n", encoding="utf-8")
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", read)
+    app.connect("build-finished", write_glossary)

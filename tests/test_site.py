@@ -15,7 +15,7 @@ EXTRA = "the builder is not installed: pip install -c constraints.txt -e '.[docs
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for name in ("sphinx", "furo", "myst_parser"):
+    for name in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
         pytest.importorskip(name, reason=EXTRA)
     out = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "html"]
@@ -35,6 +35,12 @@ def test_the_site_has_every_page_and_nothing_of_elsewhere(site: Path) -> None:
         assert not [link for pair in fetched for link in pair if re.match(r"(?:https?:)?//", link)], page.name
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import)\s*['\"]?https?:", style.read_text(encoding="utf-8")), style.name
+    first = (site / "index.html").read_text(encoding="utf-8")
+    doors = re.findall(r'<a href="([^"]+)"><b>', first)
+    assert len(doors) == 4
+    assert all((site / door).is_file() for door in doors)
+    words = (site / "_static" / "words.js").read_text(encoding="utf-8")
+    assert '"client": "A participant of a federation' in words
     api = (site / "api" / "fairfold.html").read_text(encoding="utf-8")
     assert "Sizes of the devices" in api, "arguments come from docstrings"
 
