@@ -65,10 +65,9 @@ def push(data: str, hostile: list[int], claims: list[int], targets: int, seed: i
             source = torch.Generator().manual_seed(seed)
             chosen = rare[torch.randperm(len(rare), generator=source)[:targets]].tolist()
             share, popular = promotion(settings, honest, chosen, number, users)
-            _write(
-                ["promotion", data, f"x{users}", 100, number, f"{popular} popular", f"{share:.4f}", targets, seed],
-                started,
-            )
+            chosen_by = f"exponent {changes['algorithm.history_exponent']:g}, support {changes['algorithm.support']}"
+            cells = ["promotion", data, f"x{users}, {chosen_by}", 100, number, f"{popular} popular", f"{share:.4f}"]
+            _write([*cells, targets, seed], started)
 
 
 def _write(cells: list[Any], started: float) -> None:
@@ -88,19 +87,16 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=40)
     parser.add_argument("--targets", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exponent", type=float, default=1.0, help="algorithm.history_exponent, of promotion")
+    parser.add_argument("--support", type=int, default=3, help="algorithm.support, of promotion")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.part == "gradient":
         gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed)
     else:
-        push(
-            given.data,
-            given.hostile,
-            given.claims,
-            given.targets,
-            given.seed,
-            {"algorithm.tune": False, "run.rounds": 1},
-        )
+        untuned = {"algorithm.tune": False, "run.rounds": 1, "algorithm.support": given.support}
+        untuned["algorithm.history_exponent"] = given.exponent
+        push(given.data, given.hostile, given.claims, given.targets, given.seed, untuned)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,9 @@ def audit(
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds over which users are re-identified.")] = 12,
     data: Annotated[str | None, typer.Option(help="Data, a name or a folder, to replay a fleet's run with.")] = None,
     compare: Annotated[bool, typer.Option(help="Also attack single updates, and sums of 5, 20, 100 clients.")] = True,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="Play hostile devices and a lying server instead of a curious one.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")] = False,
 ) -> None:
     """Attack a run: what could a curious server find out about its users from what it saw?
@@ -131,8 +134,12 @@ def audit(
     attacked: users' vectors, histories, pairs read from sums, re-identification, membership. The figures are also
     written to audit.json in the run's folder, where `fairfold report` finds them. An attack that fails proves nothing.
 
+    With --fleet as many users are devices of a fleet with the run's settings: how many hostile ones promote an item,
+    or halve the quality, and how many devices a lying server invents to read a user (docs/robustness.md).
+
     Examples:
         fairfold audit runs/first --users 60
+        fairfold audit runs/first --users 60 --fleet
     """
     import json
 
@@ -140,6 +147,12 @@ def audit(
 
     console = Terminal()
     folder = run_folder(run)
+    if fleet:
+        from fairfold.privacy.audit.fleet import fleet_findings
+
+        sentences = fleet_findings(*load_for_replay(folder, data), users, seed)
+        typer.echo(json.dumps(sentences, indent=2) if as_json else "\n".join(sentences))
+        return
     if as_json:
         settings, loaded = load_for_replay(folder, data)
         found = Auditor(settings, loaded, users, rounds, seed).audit(compare=compare)

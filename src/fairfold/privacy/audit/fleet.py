@@ -18,10 +18,12 @@ from operator import add
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregation import make_aggregate
+from fairfold.federation.aggregation import CombinesRobustly, make_aggregate
 from fairfold.federation.algorithm import mean_change
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, number_items
@@ -31,6 +33,8 @@ from fairfold.federation.round import run_round
 from fairfold.federation.server_step import StepFailed, checked_server_update
 from fairfold.federation.updates import ClientTask, ScheduledTask, State, Update
 
+RARE, TARGETS = 3, 2  # a promoted item has at most so many users; how many are tried
+PROMOTED = 0.05  # share of the others from which on an item counts as promoted
 TOP = 20  # of a user's recommendations, in which a promoted item counts
 PROFILES = (1, 2, 4, 8, 16, 32, 64)  # popular items beside the target in a hostile history
 Attack = Callable[[ClientTask, list[Update], Update, float], Update]
@@ -195,3 +199,78 @@ def _attacked_round(
         return checked_server_update(plan, state, aggregate)
     except StepFailed:
         return replace(state, round_number=state.round_number + 1)
+
+
+# -- a report ----------------------------------------------------------------------------------------------------------
+
+
+def some_users(data: Dataset, users: int, seed: int) -> Dataset:
+    """The data of some users, drawn by a seed."""
+    source = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(data.num_users, generator=source)[:users].sort().values
+    place = torch.zeros(data.num_users, dtype=torch.int64)
+    place[chosen] = torch.arange(len(chosen))
+
+    def of(part: Interactions) -> Interactions:
+        mask = torch.isin(part.users, chosen)
+        return Interactions.from_pairs(place[part.users[mask]], part.items[mask], len(chosen), data.num_items)
+
+    return Dataset(data.name, of(data.train), of(data.test))
+
+
+def fleet_findings(settings: Settings, data: Dataset, users: int, seed: int) -> list[str]:
+    """Sentences on how many devices it takes to promote an item, to halve the quality, and to read a user."""
+    few = some_users(data, users, seed)
+    found = []
+    if isinstance(settings.algorithm, CoOccurrence) and not settings.privacy.uses_secure_aggregation:
+        found += _promotion_findings(settings, few, seed)
+    if isinstance(settings.algorithm, CombinesRobustly) and not settings.privacy.uses_secure_aggregation:
+        found += _destruction_findings(settings, few)
+    if settings.privacy.uses_secure_aggregation:
+        found.append("Under masks no update is checked: one device can promote any item, or spoil the model.")
+    return [*found, _reading_finding(settings)]
+
+
+def _promotion_findings(settings: Settings, data: Dataset, seed: int) -> list[str]:
+    changes = {"fleet.capacities": "1x", "algorithm.tune": False, "run.rounds": 1, "run.evaluate_every": 1}
+    chosen = settings.with_changes(changes)
+    rare = ((data.train.counts_by_item > 0) & (data.train.counts_by_item <= RARE)).nonzero().flatten()
+    if not len(rare):
+        return ["No item is so rare that its promotion would show."]
+    source = torch.Generator().manual_seed(seed)
+    targets = rare[torch.randperm(len(rare), generator=source)[:TARGETS]].tolist()
+    found, hostile = [], 1
+    while hostile <= data.num_users // 2:
+        share, beside = promotion(chosen, data.train, targets, hostile)
+        many = f"{hostile} hostile beside {data.num_users} devices of one user"
+        found.append(f"{many} promote a rare item (beside {beside} popular ones) to {share:.1%} of the others.")
+        if share >= PROMOTED:
+            break
+        hostile *= 2
+    return found
+
+
+def _destruction_findings(settings: Settings, data: Dataset) -> list[str]:
+    before = quality_under_attack(settings, data, data.num_users, 0)
+    found, hostile = [f"Without hostile devices the quality is {before:.4f}."], 1
+    while hostile <= data.num_users // 2:
+        attacks = attacks_of(Federation.with_numbered_items(settings, data).plan)
+        left = {attack: quality_under_attack(settings, data, data.num_users, hostile, attack) for attack in attacks}
+        worst = min(left, key=lambda attack: left[attack])
+        found.append(f"{hostile} hostile of {data.num_users} devices leave {left[worst]:.4f} ({worst}).")
+        if left[worst] <= before / 2:
+            break
+        hostile *= 4
+    return found
+
+
+def _reading_finding(settings: Settings) -> str:
+    privacy = settings.privacy
+    if not isinstance(privacy, SecurePrivacy):
+        return "A lying server reads every user by itself: updates are plain."
+    invented = privacy.min_cohort - 1
+    sum_of = f"a sum of {privacy.min_cohort}"
+    if isinstance(privacy, DifferentialPrivacy):
+        return f"A lying server that invents {invented} devices has {sum_of} with the noise of ε = {privacy.epsilon:g}."
+    by_roster = "Devices with a roster refuse invented ones; then as many enrolled ones have to collude."
+    return f"A lying server that invents {invented} devices reads a user without a roster from {sum_of}. {by_roster}"

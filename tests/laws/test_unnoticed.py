@@ -1,0 +1,117 @@
+"""Changes of single lines that no test had noticed: one test for each, by what the line is for."""
+
+from pathlib import Path
+
+import polars
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, generate_private_key
+
+from fairfold.data import Interactions
+from fairfold.errors import FairfoldError, InvalidState, RequestRefused
+from fairfold.estimator.inputs import _series
+from fairfold.federation.updates import Aggregate, ClientTask, Update
+from fairfold.methods.fair import _largest_on_chain
+from fairfold.metrics.rating_baselines import BiasedMF
+from fairfold.privacy.audit.decoding import score_decoding
+from fairfold.privacy.secure.keys import Identity, Trust, new_secret, public_of, read_enrolled
+from fairfold.privacy.secure.masking import Ring
+from fairfold.privacy.secure.messages import Advert
+from fairfold.subspace import Capacity, Subspace
+from fairfold.subspace.projection import Hashed, whole
+
+SESSION = bytes(32)
+
+
+def advert(name: int) -> Advert:
+    identity = Identity.create(name, generate_private_key(SECP384R1()))
+    return identity.advert(SESSION, public_of(new_secret()), public_of(new_secret()))
+
+
+def test_a_key_that_was_seen_first_is_recorded() -> None:
+    trust, first = Trust(), advert(7)
+    trust.check(SESSION, (first, advert(8)))
+    assert trust.seen[7] == first.enrolled
+    trust.check(SESSION, (first,))
+    with pytest.raises(RequestRefused, match="another key than before"):
+        trust.check(SESSION, (advert(7),))
+
+
+def test_an_enrolled_key_of_another_curve_is_refused(tmp_path: Path) -> None:
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    (tmp_path / "key").write_bytes(generate_private_key(SECP256R1()).private_bytes(*form))
+    with pytest.raises(InvalidState, match="another kind of key"):
+        read_enrolled(tmp_path / "key")
+
+
+def test_the_first_update_is_not_changed_by_those_that_are_added() -> None:
+    task = ClientTask(0, 0, {"t": whole((3, 1))}, {"t": torch.zeros(3)})
+    updates = [Update({"t": torch.full((3,), float(number))}, 1.0) for number in (1, 2, 4)]
+    aggregate = Aggregate()
+    for update in updates:
+        aggregate.add(task, update)
+    ((_, total),) = aggregate.parts()
+    assert total.sums["t"].tolist() == [7.0] * 3
+    assert [float(update.sums["t"][0]) for update in updates] == [1.0, 2.0, 4.0]
+
+
+def test_ids_of_mixed_types_become_text() -> None:
+    assert _series("item", [1, "b", None, 2.5]).to_list() == ["1", "b", None, "2.5"]
+    assert _series("item", [1, 2]).dtype == polars.Int64
+
+
+def test_a_late_joiner_smaller_than_all_halves_the_smallest_subspace() -> None:
+    chain = [Subspace(1000, 64, 5, "chunk", 4), Subspace(1000, 128, 5, "chunk", 4)]
+    for limit, expected in ((64, 64), (63, 32), (32, 32), (20, 16), (300, 256)):
+        found = _largest_on_chain(chain, Capacity(budget=4 * limit), one_tail=False)
+        assert found is not None
+        assert found.size == expected
+        assert found.size <= limit
+    assert _largest_on_chain(chain, Capacity(budget=4 * 3), one_tail=False) is None, "less than a chunk"
+
+
+def test_equal_ratings_have_a_scale() -> None:
+    train = Interactions.from_pairs(
+        torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2, ratings=torch.tensor([4.0, 4.0, 4.0])
+    )
+    model = BiasedMF(train, factors=2, penalty=0.1)
+    model.epoch()
+    assert torch.isfinite(model(torch.tensor([0, 1]), torch.tensor([0, 0]))).all()
+
+
+def test_sums_of_slots_refuse_what_is_no_vector() -> None:
+    subspace = Subspace(10, 4, 1, "chunk", 2)
+    for wrong in (torch.full((10,), torch.nan), torch.zeros(9)):
+        with pytest.raises(FairfoldError):
+            subspace.sums_and_counts(wrong)
+
+
+def test_the_longest_history_that_was_read_chooses_first() -> None:
+    histories = {1: torch.tensor([1, 2, 3, 4]), 2: torch.tensor([1, 2, 9])}
+    found = [torch.tensor([1, 2]), torch.tensor([1, 2, 3, 4])]
+    score = score_decoding(found, histories)
+    assert score.users == {1: 1, 0: 2}
+    assert score.shares == {1: 1.0, 2: pytest.approx(2 / 3)}
+
+
+def test_a_hashed_tensor_is_whole_by_slots_and_signs() -> None:
+    subspace = Subspace(12, 4, 3, "chunk", 2)
+    held, compact = Hashed((6, 2), subspace), torch.arange(1.0, 5.0)
+    slots, signs = subspace.slots(0, 12)
+    assert (signs < 0).any()
+    assert (signs > 0).any()
+    assert held.whole(compact).tolist() == (compact[slots] * signs).tolist()
+    assert held.whole(compact).tolist() == held.rows(compact, torch.arange(6)).reshape(-1).tolist()
+
+
+def test_survivors_that_lost_a_whole_side_are_isolated() -> None:
+    """In a ring of 200, a member whose neighbors on one side alone have left is found, wherever it stands."""
+    members = list(range(200))
+    ring = Ring(bytes(32), members)
+    assert ring.isolated(set(members)) is None
+    half = ring.degrees.degree // 2
+    for place in (0, 77, 199):
+        for direction in (1, -1):
+            gone = {ring.order[(place + direction * step) % 200] for step in range(1, half + 1)}
+            assert ring.isolated(set(members) - gone) is not None
