@@ -166,7 +166,10 @@ export class Device {
       ? await report(users.values(), task.model!, {
           isDefault: candidate === 0, share: reporting, catalogue: task.items, top: task.top, tick: this.tick,
         })
-      : upload(users.values(), { head, leading: triangleItems(size), share, most, ...(isPrivateSum && { dense: true }) });
+      : upload(users.values(), {
+          head, leading: triangleItems(size), share, most, exponent: settings.algorithm.history_exponent,
+          ...(isPrivateSum && { dense: true }),
+        });
     await this.store.put({ state: { ...state, pending: remembered(idIn(facts, "update_id"), users) } });
     const shown = { round: Number(facts.round), ...quality };
     if (masked) return { reply: await masked.train({ sums, weight: users.size, ...quality }), shown };

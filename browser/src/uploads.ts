@@ -50,23 +50,26 @@ export function markLost(user: UserHistory, current: Set<number>): void {
   });
 }
 
-// The tenth of a history that is not uploaded while candidates are tried; none of fewer than three items.
+// The tenth of a history that is not uploaded while candidates are tried; none of a single item.
 export function heldOutItems(items: number[]): Set<number> {
-  if (items.length < 3) return new Set();
+  if (items.length < 2) return new Set();
   const count = Math.max(1, rounded(Math.fround(items.length * Math.fround(0.1))));
   const total = BigInt(scatter(BigInt(sum(items))));
   const chance = new Map(items.map((item) => [item, scatter(BigInt(item) * 2654435761n + total)]));
   return new Set([...items].sort((one, other) => chance.get(one)! - chance.get(other)!).slice(0, count));
 }
 
-// Weight of a pair in a history of some length: 1/n, as a multiple of the unit.
-const pairWeight = (length: number): number => Math.max(1, Math.floor(UNIT / Math.max(1, length))) / UNIT;
+// Weight of a pair in a history of some length: n^−exponent, as a multiple of the unit.
+export function pairWeight(length: number, exponent: number): number {
+  return Math.max(1, Math.floor(UNIT / Math.max(1, length) ** exponent)) / UNIT;
+}
 
 // The change of the users' co-occurrences, whose sync states are brought up to date.
 export function upload(
-  users: Iterable<UserHistory>, given: { head: number; leading: number; share: number; most: number; dense?: boolean },
+  users: Iterable<UserHistory>,
+  given: { head: number; leading: number; share: number; most: number; exponent: number; dense?: boolean },
 ): Vectors {
-  const { head, share, most } = given, added: [number[], number][] = [], retracted: [number[], number][] = [];
+  const { head, share, most, exponent } = given, added: [number[], number][] = [], retracted: [number[], number][] = [];
   const there = (user: UserHistory) => user.items.filter((item, place) => user.states[place]! > NEW && item < head);
   for (const user of users) {
     const heldOut = share < 1 ? heldOutItems(user.items) : new Set(), before = there(user);
@@ -77,8 +80,8 @@ export function upload(
     });
     const now = there(user);
     if (now.length === before.length && now.every((item, place) => item === before[place])) continue;
-    added.push([now.slice(0, most), pairWeight(now.length)]);
-    retracted.push([before.slice(0, most), -pairWeight(before.length)]);
+    added.push([now.slice(0, most), pairWeight(now.length, exponent)]);
+    retracted.push([before.slice(0, most), -pairWeight(before.length, exponent)]);
   }
   return packPairs([...added, ...retracted], given.leading, given.dense);
 }

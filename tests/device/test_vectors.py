@@ -137,12 +137,12 @@ def test_uploads() -> None:
     for one in given["histories"]:
         assert sorted(uploads.held_out_items(one["items"])) == one["held_out"]
         assert uploads.scatter(sum(one["items"]) * 7 + len(one["items"])) == one["chance"]
-    for length, weight in given["pair_weight"]:
-        assert uploads.pair_weight(length, 1.0) == weight
+    for length, exponent, weight in given["pair_weight"]:
+        assert uploads.pair_weight(length, exponent) == weight
     for case in given["cases"]:
         users = [UserHistory(list(items), list(of)) for items, of in zip(case["users"], case["states"], strict=True)]
-        keys = {key: case[key] for key in ("head", "leading", "share", "most")}
-        sums = uploads.upload(users, exponent=1.0, **keys)
+        keys = {key: case[key] for key in ("head", "leading", "share", "most", "exponent")}
+        sums = uploads.upload(users, **keys)
         assert [user.states for user in users] == case["states_after"]
         assert ("sum.indices" in sums) == ("indices" in case)
         assert list(sums.get("sum.indices", [])) == case.get("indices", [])

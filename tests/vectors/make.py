@@ -266,19 +266,21 @@ def uploads() -> dict[str, Any]:
         chance = int(tuning.scatter(mine.sum() * 7 + len(items)))
         parts.append({"items": items, "held_out": mine[~mask].tolist(), "chance": chance})
     cases = []
-    for head, leading, most, share in (
-        (10, 10, 100, 1.0),
-        (40, 40, 100, 0.9),
-        (40, 12, 3, 1.0),
-        (3_000, 3_000, 100, 0.9),
+    for head, leading, most, share, exponent in (
+        (10, 10, 100, 1.0, 0.5),
+        (40, 40, 100, 0.9, 1.0),
+        (40, 12, 3, 1.0, 0.5),
+        (3_000, 3_000, 100, 0.9, 0.5),
     ):
         for states in ("new", "uploaded, and one item is lost", "one item is new"):
-            cases.append(upload_case(head, leading, most, share, states))
+            cases.append(upload_case(head, leading, most, share, exponent, states))
     return {
         "scatter": [[number, int(tuning.scatter(torch.tensor(number)))] for number in numbers],
         "histories": parts,
         "pair_weight": [
-            [n, float(cooccurrence.history_weights(torch.tensor([n]))[0])] for n in (1, 2, 3, 7, 75, 70_000)
+            [n, exponent, float(cooccurrence.history_weights(torch.tensor([n]), exponent)[0])]
+            for exponent in (1.0, 0.5, 0.0)
+            for n in (1, 2, 3, 7, 16, 75, 70_000)
         ],
         "file_rows": [
             [user, item, _uniform((user, item, None))] for user, item in (("", "3"), ("u1", "17"), ("é", "a b"))
@@ -293,7 +295,7 @@ def flat(lists: list[list[int]]) -> list[int]:
     return [number for one in lists for number in one]
 
 
-def upload_case(head: int, leading: int, most: int, share: float, which: str) -> dict[str, Any]:
+def upload_case(head: int, leading: int, most: int, share: float, exponent: float, which: str) -> dict[str, Any]:
     """The change of some users' pairs; state 0 is new, 1 uploaded, 2 to be retracted, −1 dropped."""
     users = [items for items in HISTORIES if items and max(items) < 100]
     states = [[0] * len(items) for items in users]
@@ -309,11 +311,12 @@ def upload_case(head: int, leading: int, most: int, share: float, which: str) ->
     uploaded, dropped = cooccurrence.is_uploaded(before), cooccurrence.is_dropped(before)
     now = ~dropped & (uploaded | wanted)
     known = items < head
-    changes = cooccurrence.CoOccurrenceUpload.changes(items, lengths, now & known, uploaded & known, most)
+    changes = cooccurrence.CoOccurrenceUpload.changes(items, lengths, now & known, uploaded & known, most, exponent)
     total = changes.shortest(leading, torch.float32)
     after = cooccurrence.sync_states(now, dropped).int().tolist()
     found: dict[str, Any] = {"head": head, "leading": leading, "most": most, "share": share, "users": users}
     found |= {
+        "exponent": exponent,
         "states": states,
         "states_after": [
             after[end - n : end]

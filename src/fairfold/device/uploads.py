@@ -16,7 +16,7 @@ from fairfold.device.records import float32
 
 UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
 MAX_DENSE = 1 << 26  # numbers of a sum that is ever dense
-HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 3
+HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 2
 DROPPED, NEW, UPLOADED, RETRACT = -1, 0, 1, 2  # sync states of an item of a history
 REPORT_SIZE = 4
 MASK = 0xFFFFFFFF
@@ -78,7 +78,7 @@ class UserHistory:
 
 
 def held_out_items(items: Sequence[int]) -> set[int]:
-    """The tenth of a history that is not uploaded while candidates are tried; none of fewer than three items."""
+    """The tenth of a history that is not uploaded while candidates are tried; none of a single item."""
     if len(items) < SHORTEST_HISTORY:
         return set()
     count = max(1, round(float32(len(items) * float32(HELD_OUT_SHARE))))
@@ -87,7 +87,7 @@ def held_out_items(items: Sequence[int]) -> set[int]:
     return set(order[:count])
 
 
-def pair_weight(length: int, exponent: float = 1.0) -> float:
+def pair_weight(length: int, exponent: float) -> float:
     """Weight of a pair in a history of some length: n^−exponent, as a multiple of the unit."""
     return max(1, math.floor(UNIT / math.pow(max(1, length), exponent))) / UNIT
 
@@ -111,7 +111,7 @@ def statistics(
 
 
 def upload(
-    users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int | None, exponent: float = 1.0
+    users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int | None, exponent: float
 ) -> dict[str, Any]:
     """The change of the users' co-occurrences, whose sync states are brought up to date.
 

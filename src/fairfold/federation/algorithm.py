@@ -127,16 +127,12 @@ class Algorithm(FrozenSettings):
             return "a weight out of range"
         if any(vector.shape != (shapes[name],) or vector.dtype != dtype for name, vector in update.sums.items()):
             return "wrong size"
-        changes = [mean_change(self, task, name, vector, update.weight) for name, vector in update.sums.items()]
-        values = [nonzero_values(change) for change in changes]
-        ends = [end for change in values if change.numel() for end in torch.aminmax(change)]  # NaN is both
-        bounds = iter(torch.stack(ends).tolist() if ends else [])  # one transfer: a GPU is waited for once
-        for low, high in zip(bounds, bounds, strict=True):
-            if not (math.isfinite(low) and math.isfinite(high)):
-                return "NaN or infinity"
-            if max(high, -low) > self.max_change:
-                return "values out of range"
-        return None
+        changes = (mean_change(self, task, name, vector, update.weight) for name, vector in update.sums.items())
+        ends = [end for change in filter(len, map(nonzero_values, changes)) for end in torch.aminmax(change)]
+        found = torch.stack(ends).tolist() if ends else []  # one transfer: a GPU is waited for once
+        if not all(map(math.isfinite, found)):
+            return "NaN or infinity"
+        return "values out of range" if any(abs(value) > self.max_change for value in found) else None
 
     @abstractmethod
     def server_update(self, plan: "Plan", state: State, aggregate: Aggregate) -> State:
@@ -280,6 +276,10 @@ class Tunable(Capability):
     def resolve(self, plan: "Plan", state: State) -> "Plan":
         """The plan with what was chosen so far."""
         return plan
+
+    def participating_share(self, plan: "Plan", round_number: int) -> float:
+        """The share of all clients that take part in a round, the same ones in all rounds of that share."""
+        return 1.0
 
     def notes(self, plan: "Plan", state: State) -> list[str]:
         """Sentences for the report of a run on what was chosen."""

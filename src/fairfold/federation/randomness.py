@@ -1,6 +1,7 @@
 """Random streams of a run: each draw depends on the seed, the purpose, the round and the client alone."""
 
 import logging
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -64,6 +65,12 @@ def sample_cohort(settings: "Settings", num_clients: int, round_number: int, wan
         new[1:] = both[order[1:]] != both[order[:-1]]
         chosen = both[order[new].sort().values][:wanted]  # in the order in which they were drawn
     return chosen
+
+
+def panel(clients: Tensor, share: float) -> Tensor:
+    """Places of a share of some clients, ascending: the same in every round, and spread evenly over their numbers."""
+    order = (clients * 2_654_435_761 % 2**32).argsort(stable=True)
+    return order[: math.ceil(share * len(clients))].sort().values
 
 
 def hash_seed(settings: "Settings", round_number: int) -> int:

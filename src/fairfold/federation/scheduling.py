@@ -17,9 +17,9 @@ from torch import Tensor
 from fairfold.config.fleet import AsynchronousSettings, SecurePrivacy
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ONE, Ranks, merge_small_groups
-from fairfold.federation.algorithm import Centralized
+from fairfold.federation.algorithm import Centralized, Tunable
 from fairfold.federation.plan import Plan
-from fairfold.federation.randomness import Purpose, draw_fault, generator, sample_cohort
+from fairfold.federation.randomness import Purpose, draw_fault, generator, panel, sample_cohort
 from fairfold.federation.updates import ClientTask, ScheduledTask, State
 from fairfold.subspace.projection import describe_projection, make_projection
 from fairfold.typing import Weights
@@ -71,6 +71,9 @@ class ClientSampler:
         everybody = per_round > count and not settings.fleet.replacement
         if everybody or isinstance(self.plan.algorithm, Centralized):
             return self.participants
+        share = Tunable.of(self.plan.algorithm).participating_share(self.plan, round_number)
+        if share < 1:
+            return self.participants[panel(self.participants, share)]
         return self.participants[sample_cohort(settings, count, round_number)]
 
     @cached_property

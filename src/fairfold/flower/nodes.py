@@ -19,8 +19,9 @@ from fairfold.config.fleet import SecurePrivacy
 from fairfold.device.facts import id_in, number_in, text_in
 from fairfold.errors import FairfoldError
 from fairfold.federation.aggregation import merge_small_groups, merged_groups_notes
+from fairfold.federation.algorithm import Tunable
 from fairfold.federation.plan import Plan
-from fairfold.federation.randomness import sample_cohort
+from fairfold.federation.randomness import panel, sample_cohort
 from fairfold.flower.grid import ask_all
 from fairfold.flower.messages import facts_in, make_facts
 from fairfold.flower.protocol import CAPACITY, FACTS
@@ -102,6 +103,11 @@ class Nodes:
         cohort = self.settings.fleet.clients_per_round
         if cohort is None:
             nodes = [node for node in self.connected(grid) if node.node_id not in busy]
+            share = 1.0 if self.plan is None else Tunable.of(self.plan.algorithm).participating_share(self.plan, number)
+            if share < 1:
+                nodes = [
+                    nodes[place] for place in panel(torch.tensor([one.partition_id for one in nodes]), share).tolist()
+                ]
             return [nodes[place] for place in self._draw_places(len(nodes), len(nodes), number, attempt)]
         self._look_up(grid)
         places = self._draw_places(len(self._candidates), cohort + len(busy), number, attempt)

@@ -113,7 +113,7 @@ def test_small_clients_upload_all_where_uploads_do_not_depend_on_size() -> None:
 
 
 def test_updates_that_no_history_has_are_refused() -> None:
-    federation = co_occurrence_federation(tiny_data(2, 6, 20))
+    federation = co_occurrence_federation(tiny_data(2, 6, 20), history_exponent=1.0)
     plan, algorithm = federation.plan, federation.plan.algorithm
     (task,) = algorithm.tasks(plan, federation.initial(), [0])
     good, _ = algorithm.client_update(plan, task, federation.clients.client(1, 0))

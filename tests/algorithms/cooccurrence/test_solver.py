@@ -122,7 +122,7 @@ def test_longer_histories_have_a_smaller_ridge() -> None:
     for mine in (histories, [items + [item + 11 for item in items] for items in histories]):
         federation = co_occurrence_federation(dataset_of(mine, 22))
         found.append(float(after_rounds(federation, federation.initial(), 1).algorithm_state["solver"]["solver"][0]))
-    assert found[0] == pytest.approx(4.0 * (75 / 4) ** 0.5)
+    assert found[0] == pytest.approx(4.0 * 75 / 4**0.5)
     assert found[1] == pytest.approx(found[0] / 2**0.5)
 
 

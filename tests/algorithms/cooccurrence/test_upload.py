@@ -120,7 +120,7 @@ def test_clients_without_room_upload_the_pairs_of_their_first_items() -> None:
             assert 2 * cooccurrence.triangle_size(most) <= share * whole < 2 * cooccurrence.triangle_size(most + 1)
         update, local_state = plan.algorithm.client_update(plan, task, federation.clients.client(3, 0))
         mine = federation.clients.train.of(3)
-        wanted = pair_sums([mine[:most]], cooccurrence.history_weights(torch.tensor([len(mine)])), 300)
+        wanted = pair_sums([mine[:most]], cooccurrence.history_weights(torch.tensor([len(mine)]), 0.5), 300)
         found = update.sums[SUM].to_dense()
         assert found.equal(wanted[: len(found)])
         assert not wanted[len(found) :].any()
@@ -242,7 +242,7 @@ def test_clients_upload_the_rest_when_tuning_is_over() -> None:
 
 
 def test_a_norm_that_no_history_has_is_refused_dense_and_sparse() -> None:
-    federation = federation_of(6, 100, "1x")
+    federation = federation_of(6, 100, "1x", history_exponent=1.0)
     plan = federation.plan
     (task,) = plan.algorithm.tasks(plan, federation.initial(), [0])
     good, _ = plan.algorithm.client_update(plan, task, federation.clients.client(1, 0))

@@ -26,6 +26,7 @@ from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STA
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
 from fairfold.algorithms.cooccurrence.tuning import QUALITY, Tuning
+from fairfold.config.fleet import SecurePrivacy
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, BoundsContributions, FixedPointUpdates, PrivateReleases, Tunable
 from fairfold.federation.architecture import Architecture
@@ -75,7 +76,8 @@ class CoOccurrence(
         max_items: Size of the head at most.
         pair_weight: Weight of a listed pair, against 1 for what the rows say.
         neighbor_weight: What a neighbor of similarity 1 adds to a score.
-        popularity_weight: What the share of users that have an item adds to its score, divided by 1 + items of a user.
+        popularity_weight: What the share of users that have an item adds to its score, divided by 1 + items of a user;
+            times 1 + 100 / users, so that few users are served more by popularity.
         tune: Whether splits of budgets and solver settings are tuned, where there are rounds for it.
     """
 
@@ -96,7 +98,7 @@ class CoOccurrence(
     kind: Literal["co_occurrence"] = "co_occurrence"
     beta: float = Field(0.15, ge=0, le=2)
     ridge: float = Field(4.0, gt=0)
-    history_exponent: float = Field(1.0, ge=0, le=1)
+    history_exponent: float = Field(0.5, ge=0, le=1)
     support: int = Field(3, ge=1, lt=2**31)
     min_item_users: int = Field(scorer.DEFAULT_MIN_ITEM_USERS, ge=0, lt=2**31)
     max_items: int = Field(2**24 - 1, ge=1, lt=2**24)
@@ -167,6 +169,18 @@ class CoOccurrence(
     def resolve(self, plan: Plan, state: State) -> Plan:
         splits = self.tuning(plan).splits_in(state.round_number, state.algorithm_state.get(QUALITY, {}))
         return replace(plan, architecture=model_of(plan).with_splits(splits), _cache={})
+
+    def participating_share(self, plan: Plan, round_number: int) -> float:
+        fleet, privacy = plan.settings.fleet, plan.settings.privacy
+        everybody = fleet.clients_per_round is None and fleet.asynchronous.is_synchronous
+        schedule, rounds = self.tuning(plan).schedule, plan.settings.run.rounds
+        if not everybody or not schedule.num_candidates or round_number in (0, schedule.end):  # there is news from all
+            return 1.0
+        least = float(tuning.MIN_PANEL)
+        if isinstance(privacy, SecurePrivacy):  # as many of every size as a sum has to hide
+            smallest = min(fleet.shares) / sum(fleet.shares) if fleet.shares else 1 / len(plan.capacities)
+            least = max(least, 2 * privacy.min_cohort / smallest)
+        return tuning.panel_share(rounds - 2, model_of(plan).num_known_users, least)
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         schedule, upload = self.tuning(plan).schedule, self.upload_projection(plan, size).size
@@ -297,7 +311,8 @@ class CoOccurrence(
         if noise:
             return solver.settings_under_noise(model.head, columns, noise)
         ridge = solver.scaled_ridge(self.ridge, model.length, self.history_exponent)
-        weights = (self.neighbor_weight, model.head, self.popularity_weight)
+        popularity = self.popularity_weight * tuning.popularity_factor(model.num_known_users)
+        weights = (self.neighbor_weight, model.head, popularity)
         return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), self.support)
 
     def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings, draft: bool = False) -> Weights:

@@ -3,9 +3,9 @@
 *Storage.* The symmetric matrix of item pairs is packed as a triangle: the pair (i, j) with i ≤ j stands at
 j(j + 1)/2 + i. So the pairs of the leading h items are the first h(h + 1)/2 numbers, and all sizes nest as prefixes.
 
-*Weights.* A user with n items weighs each of their n² pairs n^−κ, with κ = 1 unless settings say otherwise, rounded
+*Weights.* A user with n items weighs each of their n² pairs n^−κ, with κ = ½ unless settings say otherwise, rounded
 down to a multiple of 2⁻¹⁶. Sums of such numbers below 256 are exact in single precision, in any order; and no user's
-matrix has a norm above n^(1 − κ), which is 1 by default.
+matrix has a norm above n^(1 − κ). Under differential privacy κ is 1, and so is the norm.
 
 *Uploads.* In plain aggregation a client sends the shorter of two: all numbers, or the nonzero ones with their
 positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for.

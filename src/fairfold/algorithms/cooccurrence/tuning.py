@@ -1,7 +1,8 @@
 """Federated tuning: candidates are validated on held-out parts of clients' histories, one per round.
 
-A client holds out a tenth of its history when it first uploads. In a tuning round it receives a candidate model, ranks
-the catalogue by what it has uploaded, and reports how well that finds the tenth: four numbers, an additive update.
+A client holds out a tenth of its history when it first uploads. In a tuning round a sample of the clients, the same in
+all rounds, receives a candidate model. Each ranks the catalogue by what it has uploaded, and reports how well this
+finds the tenth: four numbers, an additive update.
 First the splits of every size's budget are tried, then other solver settings in the default split. A candidate replaces
 the default only where it is better by more than one or two standard errors over users.
 """
@@ -24,9 +25,11 @@ from fairfold.subspace.projection import Projection
 from fairfold.typing import Weights
 
 QUALITY = "quality"  # name of validation reports, and of their sums
-HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 3  # part of a history that is held out, and of how many items at least
+HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 2  # part of a history that is held out, and of how many items at least
 EXACT_USERS = 256  # users whose numbers, multiples of 2⁻¹⁶ up to 1, single precision adds exactly
 VALIDATION_USERS = 5_000  # mean number of users that report on a candidate, of however many
+# Models that tuning sends to a client on the average, and the fewest clients that all candidates go to
+PANEL_MODELS, MIN_PANEL = 1.0, 64
 
 REPORT_SIZE = 4
 # Wire layout of a report: 1, the quality, its difference from the default's, and the square of that
@@ -35,7 +38,8 @@ REPORT_PROJECTION = LeadingBlock((REPORT_SIZE,), (REPORT_SIZE,))
 # Standard errors over users by which another split, or other solver settings, which change all models, must be better
 SPLIT_ERRORS, SOLVER_ERRORS = 1.5, 2.0
 
-FEW_USERS = 100  # with so many twice the errors are asked for: one of many candidates is better by chance
+# With so many twice the errors are asked for, as one of many is better by chance, and popularity weighs twice as much
+FEW_USERS = 100
 
 
 class SolverScaling(NamedTuple):
@@ -65,12 +69,22 @@ SOLVER_CANDIDATES = (
     SolverScaling(ridge=2.0),
     SolverScaling(ridge=0.5),
     SolverScaling(ridge=0.5, beta=0.0),
-    SolverScaling(ridge=2.0, beta=2.0),
     SolverScaling(neighbor_weight=3.0),
     SolverScaling(support=3.0),
     SolverScaling(popularity_weight=8.0),
+    SolverScaling(popularity_weight=0.0),
 )
-"""What is tried, the settings as they are first. The more rare items weigh (β), the more λ holds them down."""
+"""What is tried, the settings as they are first; some switch a part off. Neighbors are switched off by a split."""
+
+
+def panel_share(rounds: int, clients: int, least: float) -> float:
+    """The share of clients that take part in so many rounds: one model to a client on the average, or the least."""
+    return min(1.0, max(PANEL_MODELS / rounds, least / max(clients, 1)))
+
+
+def popularity_factor(users: int) -> float:
+    """How much more popularity weighs where there are few users: what they share is all that is certain."""
+    return 1 + FEW_USERS / max(users, 1)
 
 
 @dataclass(frozen=True)

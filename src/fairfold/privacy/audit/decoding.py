@@ -1,7 +1,7 @@
 """Decoding histories from exact sums of several clients, and naming users over several rounds.
 
 An item that only one member of a cohort has reveals that member's whole history: all numbers of its co-occurrence row
-are the same n^−κ (1/n by default). What was decoded is subtracted, and reveals the next.
+are the same n^−κ (1/√n by default). What was decoded is subtracted, and reveals the next.
 """
 
 from dataclasses import dataclass
