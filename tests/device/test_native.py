@@ -196,7 +196,7 @@ def test_samples_beyond_the_table_change_nothing() -> None:
     network.train(array("q", [0, 5]), 2, [1])
     assert values["t"].tolist() != [1, 2, 3, 4]
     with pytest.raises(InvalidMessage):
-        network.scores(7)
+        network.scores(0, 7)
 
 
 def test_it_is_small() -> None:

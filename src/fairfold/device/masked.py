@@ -10,13 +10,15 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairfold.errors import InvalidMessage, InvalidState
 from fairfold.privacy.accounting import Release, composed_sigma, noise_deviations
 from fairfold.privacy.participation import Participation, SumRules
-from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, required_owners
+
+if TYPE_CHECKING:
+    from fairfold.privacy.secure.client import SecureClient
 
 MAX_SUM = 2**31 - 1  # the largest encoded number of a sum
 FRACTION_STEPS = 2**14  # largest whole part, and number of fractional steps, of a header number
@@ -81,7 +83,7 @@ class DeviceEncoding:
 
 def masked(
     mine: Participation,
-    client: SecureClient,
+    client: "SecureClient",
     rules: SumRules,
     measured: Measured,
     steps: Mapping[str, int],

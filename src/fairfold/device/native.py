@@ -162,11 +162,11 @@ class LocalNetwork:
         memory, size = _aligned(self._library.fairfold_device_train_bytes(self._model, samples.count, width))
         _check(self._library.fairfold_device_train(self._model, samples, memory, size))
 
-    def scores(self, num_items: int) -> Any:
-        """The scores of all items of a catalogue."""
-        found = array("f", bytes(4 * num_items))
+    def scores(self, first: int, count: int) -> Any:
+        """The scores of ``count`` items from ``first`` on."""
+        found = array("f", bytes(4 * count))
         memory, size = _aligned(self._library.fairfold_device_scores_bytes(self._model))
-        _check(self._library.fairfold_device_scores(self._model, 0, num_items, _address(found), memory, size))
+        _check(self._library.fairfold_device_scores(self._model, first, count, _address(found), memory, size))
         return found
 
 

@@ -39,15 +39,13 @@ from fairfold.flower.protocol import (
 )
 from fairfold.privacy.ledger import LEVELS, STATISTICS_PURPOSE
 from fairfold.privacy.participation import Participation, RequestKey, SumRules
-from fairfold.privacy.secure.client import SecureClient
-from fairfold.privacy.secure.keys import refuse
+from fairfold.privacy.secure.segments import refuse
 
 TRAIN, EVALUATE = "train", "evaluate"
 SYNC_STATE, DEFAULT_QUALITY = "sync_state", "default_quality"
 COUNTS = "counts"
 STEPS = {SUM: uploads.UNIT, QUALITY: uploads.UNIT}  # of fixed point, per unit
 MAX_SECURE_MESSAGE = 1 << 26
-SECURE_STEPS = {SHARES: SecureClient.share, SIGN: SecureClient.sign, REVEAL: SecureClient.reveal}
 
 log = logging.getLogger("fairfold.device")
 Reply = dict[str, dict[str, Any]]
@@ -73,7 +71,7 @@ class SmallDevice:
             MODEL: self._model,
             KEYS: self._secure_keys,
         }
-        handlers |= {step: partial(self._secure_step, step) for step in SECURE_STEPS}
+        handlers |= {step: partial(self._secure_step, step) for step in (SHARES, SIGN, REVEAL)}
         handlers |= {TRAIN: self._train, EVALUATE: self._evaluate}
         if kind not in handlers:
             raise NeedsWorker(kind)
@@ -116,7 +114,10 @@ class SmallDevice:
         return _secure_reply(self.participation.begin(_secure_message(facts)))
 
     def _secure_step(self, kind: str, facts: dict[str, Any], _records: Records) -> Reply:
-        return _secure_reply(self.participation.run_step(SECURE_STEPS[kind], _secure_message(facts)))
+        from fairfold.privacy.secure.client import SecureClient
+
+        steps = {SHARES: SecureClient.share, SIGN: SecureClient.sign, REVEAL: SecureClient.reveal}
+        return _secure_reply(self.participation.run_step(steps[kind], _secure_message(facts)))
 
     @contextlib.contextmanager
     def _sum(self, facts: dict[str, Any], settings: dict[str, Any], request: RequestKey) -> Iterator[Masking | None]:

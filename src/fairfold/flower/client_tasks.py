@@ -40,7 +40,7 @@ from fairfold.metrics import accuracy
 from fairfold.metrics.ranking import first_by_score, ndcg, user_items
 from fairfold.privacy.fixed_point import MeasuredUpdate
 from fairfold.privacy.ledger import STATISTICS_PURPOSE
-from fairfold.privacy.secure.keys import refuse
+from fairfold.privacy.secure.segments import refuse
 from fairfold.subspace import Capacity
 from fairfold.typing import Weights
 

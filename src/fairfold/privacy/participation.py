@@ -4,15 +4,18 @@ The owner gives the enrolled ``key``, the ``roster``, the smallest cohort the de
 default 100), the least ``privacy`` (``"secure"`` refuses requests without masks, ``"private"`` also sums without noise)
 and the privacy budget of its lifetime (``epsilon`` and ``delta``, by default 8 and 1e-5). A device that has taken part
 in a secure or noisy sum refuses less from then on, whatever it was enrolled for: a server that asks for the same in
-plain would undo it. Neither torch, Flower nor numpy is needed.
+plain would undo it. Neither torch, Flower nor numpy is needed; ciphers are imported where there is a secure sum, since
+a device without one needs five megabytes less.
 """
+
+from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairfold.errors import InvalidSettings
 from fairfold.privacy.ledger import (
@@ -27,15 +30,16 @@ from fairfold.privacy.ledger import (
     remember_privacy,
     served_privacy,
 )
-from fairfold.privacy.secure.client import SecureClient
-from fairfold.privacy.secure.folder import SecureFolder
-from fairfold.privacy.secure.keys import refuse
-from fairfold.privacy.secure.messages import Session, parse_message
-from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT
+from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, refuse
+
+if TYPE_CHECKING:
+    from fairfold.privacy.secure.client import SecureClient
+    from fairfold.privacy.secure.folder import SecureFolder
+    from fairfold.privacy.secure.messages import Session
 
 log = logging.getLogger("fairfold.privacy")
 
-Step = Callable[[SecureClient, bytes], bytes]
+Step = Callable[["SecureClient", bytes], bytes]
 RequestKey = tuple[str, int, int | None]  # purpose and round of a request, and its run if it names one
 
 
@@ -80,6 +84,8 @@ class Participation:
     @property
     def secure(self) -> SecureFolder:
         """The folder of its state of secure aggregation."""
+        from fairfold.privacy.secure.folder import SecureFolder
+
         key, roster = (None if name not in self.config else Path(str(self.config[name])) for name in ("key", "roster"))
         return SecureFolder(self.folder / "secure", self.name, key, roster, self.min_cohort)
 
@@ -96,6 +102,8 @@ class Participation:
 
     def begin(self, invitation: bytes) -> bytes:
         """Accept an invitation to a sum; refuse one with too little noise, or beyond the privacy budget."""
+        from fairfold.privacy.secure.messages import Session, parse_message
+
         session = parse_message(Session, invitation, None)
         if session.sigma:
             self.ledger.require(ledger_entry(session, 0))

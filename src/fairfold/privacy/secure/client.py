@@ -15,9 +15,10 @@ from typing import Any, TypeVar, cast
 
 from fairfold.errors import FairfoldError
 from fairfold.privacy.secure import keys, messages, shamir
-from fairfold.privacy.secure.keys import Identity, Trust, refuse
+from fairfold.privacy.secure.keys import Identity, Trust
 from fairfold.privacy.secure.masking import FixedPointVector, Ring, add_masks, quorum
 from fairfold.privacy.secure.messages import KEY, MASK_KEY, SEED, Advert, Cohort, Session, Survivors, parse_message
+from fairfold.privacy.secure.segments import refuse
 
 log = logging.getLogger("fairfold.privacy.secure")
 

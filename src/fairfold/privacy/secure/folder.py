@@ -15,8 +15,9 @@ from fairfold.atomic_io import make_private_folder, remove, write_atomically
 from fairfold.checksums import Damaged, parse_with_checksum, read_errors, read_limited, with_checksum
 from fairfold.errors import InvalidState
 from fairfold.privacy.secure.client import Memory, SecureClient, Step
-from fairfold.privacy.secure.keys import Identity, Trust, point_of, read_enrolled, read_roster, refuse
+from fairfold.privacy.secure.keys import Identity, Trust, point_of, read_enrolled, read_roster
 from fairfold.privacy.secure.messages import MAGIC, Session, parse_message
+from fairfold.privacy.secure.segments import refuse
 
 FORMAT, ROUND_FORMAT = 2, 2
 OWN_KEY, SIGNER, MEMORY, ROUND = "key", "signer.json", "memory.json", "round.json"

@@ -24,17 +24,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fairfold.atomic_io import write_atomically
-from fairfold.errors import InvalidState, RequestRefused
+from fairfold.errors import InvalidState
 from fairfold.privacy.secure.messages import CERTIFICATE, KEY, Advert
+from fairfold.privacy.secure.segments import refuse
 
 _HASH = ec.ECDSA(hashes.SHA384())
 _HALF = CERTIFICATE // 2
 _CERTIFIED = b"fairfold signer"
-
-
-def refuse(given: str, needed: str) -> RequestRefused:
-    """The error with which a client refuses a request."""
-    return RequestRefused(given, needed, "This device takes no part; ask the operator of the server.")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,6 @@ FixedPointVector = Any  # 32-bit numbers in a row: an array of numpy or of the s
 BLOCK = 1 << 16  # numbers at a time: they stay within the processor's cache
 _ZEROS = bytes(4 * BLOCK)
 _NONCE = bytes(16)  # counter and nonce: a key is never used twice
-# Two numbers to 64 bits in a long integer: the lower ones, and what keeps a difference of them positive
-_LOW = int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * (BLOCK // 2), "little")
-_ROOM = _LOW + int.from_bytes(b"\1\0\0\0\0\0\0\0" * (BLOCK // 2), "little")
 
 
 def add_masks(vector: FixedPointVector, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
@@ -65,15 +62,19 @@ def _add_by_numpy(block: memoryview, streams: Iterator[tuple[memoryview, int]]) 
 
 
 def _add_by_integers(block: memoryview, streams: Iterator[tuple[memoryview, int]]) -> None:
+    # Two numbers to 64 bits in a long integer: the lower ones, and what keeps a difference of them positive
+    pairs = (len(block) + 7) // 8
+    lower = int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * pairs, "little")
+    spare = lower + int.from_bytes(b"\1\0\0\0\0\0\0\0" * pairs, "little")
     total = int.from_bytes(block, "little")
-    low, high = total & _LOW, total >> 32 & _LOW
+    low, high = total & lower, total >> 32 & lower
     for stream, sign in streams:
         mask = int.from_bytes(stream, "little")
         if sign > 0:
-            low, high = low + (mask & _LOW), high + (mask >> 32 & _LOW)
+            low, high = low + (mask & lower), high + (mask >> 32 & lower)
         else:
-            low, high = low + _ROOM - (mask & _LOW), high + _ROOM - (mask >> 32 & _LOW)
-    block[:] = (low & _LOW | (high & _LOW) << 32).to_bytes(4 * BLOCK, "little")[: len(block)]
+            low, high = low + spare - (mask & lower), high + spare - (mask >> 32 & lower)
+    block[:] = (low & lower | (high & lower) << 32).to_bytes(8 * pairs, "little")[: len(block)]
 
 
 LEAVING, COLLUDING = 0.3, 0.1  # shares of a cohort

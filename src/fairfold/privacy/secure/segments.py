@@ -8,8 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from fairfold.errors import RequestRefused
+
 MIN_STAYING_PERCENT = 70  # percentage of clients that must stay, and not collude, for noise to suffice
 MAX_SEGMENTS, MAX_SIZES, MAX_LENGTH = 4_096, 256, 1 << 34
+
+
+def refuse(given: str, needed: str) -> RequestRefused:
+    """The error with which a client refuses a request."""
+    return RequestRefused(given, needed, "This device takes no part; ask the operator of the server.")
 
 
 def required_owners(owners: int, staying: int) -> int:
