@@ -32,6 +32,29 @@ def test_it_imports_nothing_heavy() -> None:
     assert int(kilobytes) < 40_000
 
 
+IDLE = """
+import sys, fairfold.flower.fleet.node_loop
+print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:")))
+"""
+DISK = """
+import sys, pathlib, fairfold.flower.fleet.node_loop, fairfold.device.tasks, fairfold.privacy.secure.folder
+files = {one.__file__ for one in list(sys.modules.values()) if getattr(one, "__file__", None)}
+beside = {pathlib.Path(one) for one in files if "site-packages" in one or "fairfold" in one}
+print(sorted({one.parent.name for one in beside}), sum(one.stat().st_size for one in beside))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_an_idle_node_shares_little() -> None:
+    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
+    assert 1024 * int(done.stdout) <= 25_000_000
+
+
+def test_a_device_needs_little_disk_beside_python() -> None:
+    done = subprocess.run([sys.executable, "-c", DISK], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) <= 15 << 20  # of which cryptography's library, with OpenSSL in it, is 14.4 MB
+
+
 def test_records_are_flower_s_byte_for_byte() -> None:
     facts = {"version": 9, "minus": -3, "yes": True, "weight": 2.5, "name": "a", "scales": [1.0, 0.5], "none": []}
     vectors = {"b": array("f", [1, 2, 3]), "a": array("q", [7]), "empty": array("d")}
