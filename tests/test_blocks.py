@@ -29,7 +29,8 @@ NOT_TYPED = {
     "fairfold federate --data goodreads-100": MANY,
     "fairfold federate --data ml-100k": MANY,
     "fairfold federate --nodes": MANY,
-    "fairfold federate --recipe": MANY,
+    "fairfold federate --recipe paper": MANY,
+    "fairfold federate --recipe ratings": MANY,
     "fairfold plan --items 10000000 --dim 64 --budget 64MB --measure": "a minute; tests/cli/test_plan.py measures less",
     "python -m experiments ranking": "hours; tests/experiments runs a small experiment in every way",
     "python -m experiments all": "hours; tests/experiments runs a small experiment in every way",
@@ -138,6 +139,7 @@ def test_a_page_can_be_followed(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", sorted(ROOT / name for name in SLOW), ids=name_of)
 def test_a_long_page_can_be_followed(page: Path, tmp_path: Path) -> None:
     assert read_through(page, tmp_path, typed=True).printed
