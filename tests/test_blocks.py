@@ -139,7 +139,6 @@ def test_a_page_can_be_followed(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", sorted(ROOT / name for name in SLOW), ids=name_of)
 def test_a_long_page_can_be_followed(page: Path, tmp_path: Path) -> None:
     assert read_through(page, tmp_path, typed=True).printed

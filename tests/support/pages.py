@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fairfold.cli import app
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^ *```([^\s`]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```([^\s`]*)[^\n`]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"in a file `([\w/]+\.py)`")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 PROGRAMS = ("fairfold", "python", "pip", "make", "flwr", "flower-supernode", "torchrun")
