@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from typer.testing import CliRunner
 
 from examples.serving import load
@@ -20,10 +22,15 @@ from fairfold.config import Settings
 from fairfold.data import Interactions
 from fairfold.device.model import packed_bytes
 from fairfold.device.stored_model import MODEL_FILE, parse_model, read_model
+from fairfold.device.tasks import SmallDevice
 from fairfold.errors import InvalidMessage, InvalidState
 from fairfold.federation.algorithm import CompactScoring
 from fairfold.flower.device_model import model_message, store_model
 from fairfold.flower.fleet.node import NodeFolder
+from fairfold.flower.local_data import LocalFile
+from fairfold.flower.messages import facts_in
+from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL
+from fairfold.flower.roster import Roster, make_signer
 from fairfold.runs.device_model import DeviceModel, device_file_contents, read_device_model
 from fairfold.runs.events import read_events
 from fairfold.runs.loaded import load_run
@@ -208,6 +215,42 @@ def test_every_device_was_sent_the_model_of_its_size_and_that_is_logged(fleet: t
     assert {model.metadata["run"] for model in stored} == {f"{nodes.strategy.network_state.run:x}"}
     assert {model.round_number for model in stored} == {2}
     assert read_events(place / "run")[-1] == {"event": "pushed", "round": 2, "asked": 3, "nodes": [1, 2, 3]}
+
+
+def test_a_model_that_the_server_did_not_sign_or_an_older_one_is_refused(
+    fleet: tuple[Nodes, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that knows its server's signer; before, whatever came was stored."""
+    content = (fleet[1] / "devices" / "node-2" / MODEL_FILE).read_bytes()
+    roster, other = (Roster(tmp_path / "none", make_signer(tmp_path / name)) for name in ("signer", "other"))
+    signer, now = roster.public.hex(), time.time_ns()
+    old = model_message(content, roster)
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**12)
+    new = model_message(content, roster)
+    for device in (tmp_path / "a", tmp_path / "b"):
+        file = device / MODEL_FILE
+
+        def store(message: RecordDict, device: Path = device) -> None:
+            if device.name == "a":
+                store_model(device, message, "16x", signer)
+            else:
+                facts = dict(message[FACTS].items())
+                sent = {FACTS: facts, ARRAYS: {FILE: array("B", content)}}
+                SmallDevice(LocalFile("none"), "16x", device, {"signer": signer}).reply(MODEL, sent)
+
+        forged = model_message(content, other)
+        changed = model_message(content, roster)
+        facts_in(changed)["number"] = "7"
+        for wrong in (model_message(content), forged, changed):
+            with pytest.raises(InvalidMessage, match="without its server's signature"):
+                store(wrong)
+            assert not file.exists()
+        store(old)
+        store(new)
+        store(new)
+        with pytest.raises(InvalidMessage, match="an older model than the stored one"):
+            store(old)
+        assert file.read_bytes() == content
 
 
 def test_a_damaged_model_is_refused_and_the_old_one_stays(fleet: tuple[Nodes, Path], tmp_path: Path) -> None:

@@ -5,20 +5,22 @@ mixed. Models of the default algorithm are scored here; those of others by :mod:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fairfold.atomic_io import make_private_folder, remove_temporary_files, write_atomically
-from fairfold.checksums import read_errors
-from fairfold.device.facts import budget_of, invalid_message
+from fairfold.checksums import line_with_checksum, parse_lines, read_errors, read_limited
+from fairfold.device.facts import budget_of, id_in, invalid_message
 from fairfold.device.model import CoOccurrenceModel, packed_bytes
 from fairfold.device.store import parse_tables
 from fairfold.errors import InvalidMessage, InvalidState
 
+NEWEST = "newest-model"  # the file of the number of the newest signed model
 MODEL_FILE, MODEL_FORMAT = "model.safetensors", "7"  # the format is that of fairfold.runs.device_model
 LEADING = "leading"  # the tensor of leading items, by which those of the catalogue are numbered in the model
 
@@ -78,8 +80,14 @@ def parse_model(content: bytes) -> StoredModel:
     return StoredModel({name: numbers for name, (_, numbers) in tables.items()}, metadata | parsed)
 
 
-def store_model(folder: Path, content: bytes, capacity: str) -> None:
-    """Store a model file in place of the last one, if it is whole and within the device's capacity."""
+def store_model(
+    folder: Path, content: bytes, capacity: str, facts: Mapping[str, Any] = MappingProxyType({}), signer: str = ""
+) -> None:
+    """Store a model file in place of the last one, if it is whole and within the device's capacity.
+
+    With the public key of a ``signer``, a model that it did not sign, or one older than the last, is refused.
+    """
+    number = _signed_number(folder, content, facts, signer) if signer else None
     model = parse_model(content)
     size = sum(len(of) * of.itemsize for name, of in model.tensors.items() if name != LEADING)
     budget = budget_of(capacity)
@@ -87,7 +95,31 @@ def store_model(folder: Path, content: bytes, capacity: str) -> None:
         raise InvalidMessage(f"a model of {size} bytes", f"at most {capacity}", "Request its capacity first.")
     make_private_folder(folder)
     remove_temporary_files(folder)
+    if number is not None:  # first: the same model may come again, an older one may not
+        write_atomically(folder / NEWEST, line_with_checksum(f"{number:x}").encode(), private=True)
     write_atomically(folder / MODEL_FILE, content, private=True)
+
+
+def _signed_number(folder: Path, content: bytes, facts: Mapping[str, Any], signer: str) -> int:
+    """The number of a signed model; refused without a valid signature, or below that of the stored model."""
+    from fairfold.flower.roster import signed_by, signed_model  # where models are signed
+
+    needed, remedy = "one that this device's server has signed", "The stored one is kept; ask the server's operator."
+    try:
+        number, signature = id_in(dict(facts), "number"), bytes.fromhex(facts["signature"])
+        is_signed = signed_by(bytes.fromhex(signer), signature, signed_model(number, content))
+    except (InvalidMessage, LookupError, TypeError, ValueError):
+        is_signed, number = False, 0
+    if not is_signed:
+        raise InvalidMessage("a model without its server's signature", needed, remedy)
+    path = folder / NEWEST
+    newest = 0
+    if path.exists():
+        with read_errors(path, InvalidState, "the number of the stored model", "Remove it: any signed model is taken."):
+            newest = int(parse_lines(read_limited(path, largest=64))[0], 16)
+    if number < newest:
+        raise InvalidMessage("an older model than the stored one", "a newer one", remedy)
+    return number
 
 
 def read_model(folder: Path) -> StoredModel:

@@ -154,8 +154,9 @@ class SmallDevice:
         store.save(replace(state, numbering=numbering, item_numbers=known))
         return {FACTS: {"version": VERSION}}
 
-    def _model(self, _facts: dict[str, Any], records: Records) -> Reply:
-        store_model(self.folder, records[ARRAYS][FILE].tobytes(), self.capacity)
+    def _model(self, facts: dict[str, Any], records: Records) -> Reply:
+        signer = str(self.rules.get("signer", ""))
+        store_model(self.folder, records[ARRAYS][FILE].tobytes(), self.capacity, facts, signer)
         return {FACTS: {"version": VERSION}}
 
     # -- tasks ---------------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ class ClientRuntime:
         if kind == protocol.MODEL:
             from fairfold.flower.device_model import store_model
 
-            return store_model(self.folder(context), message.content, self.capacity(context))
+            signer = str(context.node_config.get("signer", ""))
+            return store_model(self.folder(context), message.content, self.capacity(context), signer)
         if kind in SECURE_PHASES:  # nothing to train: without torch
             from fairfold.flower.secure_client import SECURE_HANDLERS
 

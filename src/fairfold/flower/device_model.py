@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
     from flwr.serverapp import Grid
 
+    from fairfold.flower.roster import Roster
     from fairfold.flower.strategy import FairStrategy
 
 PUSHED_AT_ONCE = 256  # nodes whose replies are waited for together
@@ -22,16 +24,20 @@ PUSHED_AT_ONCE = 256  # nodes whose replies are waited for together
 log = logging.getLogger("fairfold.flower")
 
 
-def model_message(content: bytes) -> RecordDict:
-    """The message that sends a device the content of its model file."""
+def model_message(content: bytes, roster: Roster | None = None) -> RecordDict:
+    """The message that sends a device the content of its model file, signed where there is a roster with a signer."""
     import numpy
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     file = Array(numpy.frombuffer(content, numpy.uint8))
-    return RecordDict({ARRAYS: ArrayRecord({FILE: file}), FACTS: ConfigRecord({"version": VERSION})})
+    facts = ConfigRecord({"version": VERSION})
+    if roster is not None:
+        number = time.time_ns() // 1_000_000
+        facts.update({"number": f"{number:x}", "signature": roster.sign_model(number, content)})
+    return RecordDict({ARRAYS: ArrayRecord({FILE: file}), FACTS: facts})
 
 
-def store_model(folder: Path, content: RecordDict, capacity: str) -> RecordDict:
+def store_model(folder: Path, content: RecordDict, capacity: str, signer: str = "") -> RecordDict:
     """Store the model of a message in place of the last one, if it is whole and within the device's capacity."""
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -40,7 +46,8 @@ def store_model(folder: Path, content: RecordDict, capacity: str) -> RecordDict:
         raise InvalidMessage("another version of the protocol", f"version {VERSION}", "Update both sides.")
     try:
         data = arrays[FILE].data
-        stored_model.store_model(folder, data[10 + int.from_bytes(data[8:10], "little") :], capacity)
+        file = data[10 + int.from_bytes(data[8:10], "little") :]
+        stored_model.store_model(folder, file, capacity, dict(facts), signer)
     except InvalidMessage:
         raise
     except PARSE_ERRORS as error:
@@ -68,7 +75,8 @@ def push_models(strategy: FairStrategy, grid: Grid) -> None:
         measured = reported_quality(plan, strategy.progress.history, capacity)
         reduced = reduce_model(capacity, plan, state)
         tensors, metadata = device_file_contents(reduced, plan.settings, state, facts, measured)
-        record = model_message(checked_tensor_bytes(tensors, metadata | {"run": f"{strategy.network_state.run:x}"}))
+        content = checked_tensor_bytes(tensors, metadata | {"run": f"{strategy.network_state.run:x}"})
+        record = model_message(content, strategy.nodes.roster)
         for start in range(0, len(nodes), PUSHED_AT_ONCE):
             block = nodes[start : start + PUSHED_AT_ONCE]
             done += [node for node, _ in ask_all(grid, block, MODEL, record, strategy.round_timeout)]

@@ -65,6 +65,11 @@ def signed_by(public: bytes, signature: bytes, content: bytes) -> bool:
     return True
 
 
+def signed_model(number: int, content: bytes) -> bytes:
+    """What a server signs of a model: a number that grows from model to model, and the hash of the file."""
+    return b"fairfold model" + number.to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
 def openssh_line(one: Enrolled) -> str:
     """A device's public key as in a ``.pub`` file, with its name and users."""
     key = EllipticCurvePublicKey.from_encoded_point(SECP384R1(), one.key)
@@ -155,6 +160,10 @@ class Roster:
         signature = self.signer.sign(_content(entry)).hex()
         write_atomically(self.path, content + json.dumps(entry | {"signature": signature}).encode() + b"\n")
         return one
+
+    def sign_model(self, number: int, content: bytes) -> str:
+        """The signature of a model, in hexadecimal digits."""
+        return self.signer.sign(signed_model(number, content)).hex()
 
     def of_node(self, node: int) -> Enrolled | None:
         """The device that acts as a node; None for one whose key was registered without an invitation."""
