@@ -235,7 +235,7 @@ def test_a_model_that_the_server_did_not_sign_or_an_older_one_is_refused(
                 store_model(device, message, "16x", signer)
             else:
                 facts = dict(message[FACTS].items())
-                sent = {FACTS: facts, ARRAYS: {FILE: array("B", content)}}
+                sent: dict[str, dict[str, Any]] = {FACTS: facts, ARRAYS: {FILE: array("B", content)}}
                 SmallDevice(LocalFile("none"), "16x", device, {"signer": signer}).reply(MODEL, sent)
 
         forged = model_message(content, other)
