@@ -4,6 +4,7 @@ It is one file in the format of ``fairfold export`` (docs/export.md), replaced a
 mixed. Models of the default algorithm are scored here; those of others by :mod:`fairfold.flower.local_scoring`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fairfold.device.facts import budget_of, id_in, invalid_message
 from fairfold.device.model import CoOccurrenceModel, packed_bytes
 from fairfold.device.store import parse_tables
 from fairfold.errors import InvalidMessage, InvalidState
+from fairfold.privacy.secure.keys import verified
 
 NEWEST = "newest-model"  # the file of the number of the newest signed model
 MODEL_FILE, MODEL_FORMAT = "model.safetensors", "7"  # the format is that of fairfold.runs.device_model
@@ -80,6 +82,11 @@ def parse_model(content: bytes) -> StoredModel:
     return StoredModel({name: numbers for name, (_, numbers) in tables.items()}, metadata | parsed)
 
 
+def signed_model(number: int, content: bytes) -> bytes:
+    """What a server signs of a model: a number that grows from model to model, and the hash of the file."""
+    return b"fairfold model" + number.to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
 def store_model(
     folder: Path, content: bytes, capacity: str, facts: Mapping[str, Any] = MappingProxyType({}), signer: str = ""
 ) -> None:
@@ -102,12 +109,10 @@ def store_model(
 
 def _signed_number(folder: Path, content: bytes, facts: Mapping[str, Any], signer: str) -> int:
     """The number of a signed model; refused without a valid signature, or below that of the stored model."""
-    from fairfold.flower.roster import signed_by, signed_model  # where models are signed
-
     needed, remedy = "one that this device's server has signed", "The stored one is kept; ask the server's operator."
     try:
         number, signature = id_in(dict(facts), "number"), bytes.fromhex(facts["signature"])
-        is_signed = signed_by(bytes.fromhex(signer), signature, signed_model(number, content))
+        is_signed = verified(bytes.fromhex(signer), signature, signed_model(number, content))
     except (InvalidMessage, LookupError, TypeError, ValueError):
         is_signed, number = False, 0
     if not is_signed:

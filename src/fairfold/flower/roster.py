@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fairfold.atomic_io import write_atomically
 from fairfold.checksums import PARSE_ERRORS
+from fairfold.device.stored_model import signed_model
 from fairfold.errors import InvalidState
+from fairfold.privacy.secure.keys import verified
 
 FIRST = "0" * 64  # the head of an empty roster
 MAX_USERS = 1_000_000  # of one device
@@ -54,20 +55,6 @@ def make_signer(path: Path) -> Ed25519PrivateKey:
     except (OSError, ValueError) as error:
         needed, remedy = "32 bytes in hexadecimal digits", "Restore it: devices accept nothing that another signs."
         raise InvalidState(f"{path}: {error}", needed, remedy) from None
-
-
-def signed_by(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Whether a server's signer signed a content."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
-    except (ValueError, InvalidSignature):
-        return False
-    return True
-
-
-def signed_model(number: int, content: bytes) -> bytes:
-    """What a server signs of a model: a number that grows from model to model, and the hash of the file."""
-    return b"fairfold model" + number.to_bytes(8, "big") + hashlib.sha256(content).digest()
 
 
 def openssh_line(one: Enrolled) -> str:
@@ -110,7 +97,7 @@ def read_lines(content: bytes, signer: bytes, known: tuple[int, str] = (0, FIRST
                 raise ValueError("no key, or no number of users")
             if entry != _entry(one, previous):
                 raise ValueError("it does not follow the line before")
-            if not signed_by(signer, signature, _content(entry)):
+            if not verified(signer, signature, _content(entry)):
                 raise ValueError("the server's signer did not sign it")
             if one.key in keys:
                 raise ValueError("a key that comes twice")
