@@ -24,6 +24,7 @@ NOT_TYPED = {
     "make run": "it is `fairfold demo`, which is typed",
     "make test": "it runs these tests",
     "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
+    "fairfold demo --fleet": "it serves until it is stopped; tests/device/test_in_chromium.py runs its fleet",
     "fairfold watch ": "it serves until it is stopped; tests/runs/test_watch.py starts it",
     "fairfold server start fleet --watch": "it serves until it is stopped; tests/runs/test_watch.py starts it",
     "fairfold federate --data goodreads-100": MANY,
@@ -45,6 +46,7 @@ NOT_TYPED = {
 """Commands that are not run from a page, by how they begin, and why. tests/test_pages.py parses them all the same."""
 
 NOT_RUN = {
+    ("docs/devices.md", "js"): "a site's script; tests/device/test_in_chromium.py hands over rows like this",
     ("docs/architecture.md", "drawing"): "the way of the data",
     ("docs/runs.md", "synopsis"): "how commands are written; tests/test_pages.py parses what the page types",
     ("docs/fit.md", "diff"): "examples/from_implicit.py is run by tests/estimator",

@@ -41,7 +41,7 @@ export function parseCsv(content: string): Row[] {
 
 // The cells of each line that is not empty; a cell in quotes may hold separators and line breaks.
 function* cells(content: string, separator: string): Generator<string[]> {
-  const cell = new RegExp(`(?:"((?:[^"]|"")*)"|([^${separator}\\r\\n]*))(${separator}|\\r\\n|[\\r\\n]|$)`, "y");
+  const cell = new RegExp(`(?:"((?:[^"]|"")*)"|((?!")[^${separator}\\r\\n]*))(${separator}|\\r\\n|[\\r\\n]|$)`, "y");
   let line: string[] = [];
   while (cell.lastIndex < content.length) {
     const found = cell.exec(content);

@@ -8,7 +8,7 @@ import {
 import type { Identity } from "./state";
 
 export const HEARTBEAT_SECONDS = 30;
-const MAX_POLL_SECONDS = 120, CLOCK_AHEAD = 5, CLOCK_BEHIND = 305, TIMEOUT = 60_000;
+const MAX_POLL_SECONDS = 120, CLOCK_AHEAD = 5, CLOCK_BEHIND = 305, TIMEOUT = 60_000, MAX_RESPONSE = 1 << 24;
 const API = "/v1/fairfold/", FLEET = "/v1/fleet/";
 
 // A request that the server did not accept. Those that pass by themselves are tried again.
@@ -50,6 +50,20 @@ async function request(path: string, options: RequestInit = {}): Promise<Respons
   throw refusal(response.status, response.headers.get("date"), detail);
 }
 
+// A response of bounded length.
+async function whole(response: Response): Promise<Bytes> {
+  const pieces: Bytes[] = [], reader = response.body!.getReader();
+  for (let size = 0; ; ) {
+    const { done, value } = await reader.read().catch(() => {
+      throw new Refused("unreachable", "The server's response broke off. It is tried again.");
+    });
+    if (done) return join(...pieces);
+    pieces.push(value);
+    size += value.length;
+    if (size > MAX_RESPONSE) throw new Refused("refused", "The server sends more than it should.");
+  }
+}
+
 function refusal(status: number, date: string | null, detail: string): Refused {
   if (status === 401) {
     const ahead = date ? (Date.now() - Date.parse(date)) / 1000 : 0;
@@ -83,21 +97,27 @@ export async function parseToken(token: string): Promise<{ secret: Bytes; author
   return { secret: body.subarray(0, 16), authority: body.subarray(16) };
 }
 
-// Make keys that cannot be exported, and register them; the secret goes to a server with the token's authority alone.
-export async function enrol(token: string): Promise<Pick<Identity, "key" | "signer" | "certificate" | "pem" | "items" | "id" | "users">> {
-  const { secret, authority } = await parseToken(token), pem = await (await request(API + "authority")).text();
-  if (hex(await sha256(unbase64(pem.replace(/-----[^-]+-----|\s/g, "")))) !== hex(authority))
-    throw new Refusal("InvalidState", "a server that did not issue this invitation", "the one that did", "Nothing was sent to it.");
-  const { subtle } = crypto;
-  const key = await subtle.generateKey(P384, false, ["sign", "verify"]);
+export type Keys = Pick<Identity, "key" | "signer" | "certificate" | "pem" | "id">;
+
+// Keys that cannot be exported; they are stored before they are registered, so that nothing is lost in between.
+export async function makeKeys(): Promise<Keys> {
+  const { subtle } = crypto, key = await subtle.generateKey(P384, false, ["sign", "verify"]);
   const signer = (await subtle.generateKey("Ed25519", false, ["sign", "verify"])) as CryptoKeyPair;
   const certified = join(utf8("fairfold signer"), new Uint8Array(await subtle.exportKey("raw", signer.publicKey)));
   const certificate = new Uint8Array(await subtle.sign({ name: "ECDSA", hash: "SHA-384" }, key.privateKey, certified));
   const spki = base64(new Uint8Array(await subtle.exportKey("spki", key.publicKey)));
-  const own = `-----BEGIN PUBLIC KEY-----\n${spki.match(/.{1,64}/g)!.join("\n")}\n-----END PUBLIC KEY-----\n`;
-  const body = JSON.stringify({ secret: hex(secret), key: own, time: Date.now() / 1000 });
+  const pem = `-----BEGIN PUBLIC KEY-----\n${spki.match(/.{1,64}/g)!.join("\n")}\n-----END PUBLIC KEY-----\n`;
+  return { key, signer, certificate, pem, id: await deviceName(await enrolledPoint(key.publicKey)) };
+}
+
+// Register a key; the token's secret goes to a server with the token's authority alone.
+export async function enrol(token: string, key: string): Promise<Pick<Identity, "items" | "users">> {
+  const { secret, authority } = await parseToken(token), pem = await (await request(API + "authority")).text();
+  if (hex(await sha256(unbase64(pem.replace(/-----[^-]+-----|\s/g, "")))) !== hex(authority))
+    throw new Refusal("InvalidState", "a server that did not issue this invitation", "the one that did", "Nothing was sent to it.");
+  const body = JSON.stringify({ secret: hex(secret), key, time: Date.now() / 1000 });
   const { items, users } = await (await request(API + "enrol", { method: "POST", body })).json();
-  return { key, signer, certificate, pem: own, items, users, id: await deviceName(await enrolledPoint(key.publicKey)) };
+  return { items, users };
 }
 
 // The name of the device with an enrolled key, in hexadecimal digits: from 1 to 2⁶³ − 1.
@@ -167,9 +187,7 @@ export class Connection {
     const now = new Date().toISOString().replace("Z", "000+00:00");
     const headers = await signedHeaders(this.me.key.privateKey, this.me.pem, now);
     const response = await request(FLEET + name, { method: "POST", body, headers });
-    const content = new Uint8Array(await response.arrayBuffer().catch(() => {
-      throw new Refused("unreachable", "The server's response broke off. It is tried again.");
-    }));
+    const content = await whole(response);
     this.sent += body.length;
     this.received += content.length;
     return content;

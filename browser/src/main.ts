@@ -12,7 +12,7 @@ import { packRecords, parseRecords } from "./records";
 import { encode } from "./secure";
 import { service } from "./service";
 import { Device, parseModel, recommend } from "./tasks";
-import { heldOutItems, scatter, upload } from "./uploads";
+import { heldOutItems, pairWeight, scatter, upload } from "./uploads";
 import { work } from "./worker";
 
 const here: any = globalThis;
@@ -26,5 +26,5 @@ else if ("document" in here) {
     base64, bytesOf, hex, join, sha256, unbase64, unhex, utf8, addMask, agree, degrees, derived, publicOf, quorum, Ring, seal,
     secretKey, source, split, unseal, histories, numbered, parseCsv, readRows, uniform, PulledMessage, Connection,
     derSignature, deviceName, parseToken, signedHeaders, DeviceModel, Double, parseFields, packRecords, parseRecords, encode,
-    Device, parseModel, recommend, heldOutItems, scatter, upload,
+    Device, parseModel, recommend, heldOutItems, pairWeight, scatter, upload,
   };

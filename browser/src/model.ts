@@ -11,7 +11,7 @@ export interface Held {
 }
 export type Projections = Record<string, Held>;
 export const ROWS = "rows", PAIRS = "pairs", NEIGHBORS = "neighbors", POPULARITY = "popularity";
-const STEP = 16, ZERO = 208, FACTORS = 2, SMALLEST = 1e-30, MAX_ITEMS = 1 << 16;
+const STEP = 16, ZERO = 208, FACTORS = 2, SMALLEST = 1e-30, MAX_ITEMS = 1 << 24;
 const factor = (code: number): number => (code ? Math.fround(Math.exp((code - ZERO) / STEP)) : 0);
 
 // Bytes of a packed tensor by its description; refuses descriptions that define none.
@@ -26,8 +26,12 @@ export function packedBytes(held: Held): number {
   }
   if (held.kind !== "quantized pairs" || columns !== 3 || !Number.isInteger(held.items) || held.items < 1 || held.items > MAX_ITEMS)
     throw invalid("a tensor of unknown kind", "what FairStrategy sends");
-  return count ? 4 + 3 * count + Math.min(held.items, 2 * count) : 0;
+  const width = itemBytes(held.items);
+  return count ? 4 + (width + 1) * count + Math.min(held.items, width * count) : 0;
 }
+
+// Bytes of the number of one of so many items in a list of pairs.
+const itemBytes = (items: number): number => (items <= 1 << 16 ? 2 : 3);
 
 interface Rows {
   into: Float64Array;
@@ -55,27 +59,28 @@ function parseRows(content: Uint8Array, held: Held): Rows {
 }
 
 // A list of pairs: a rarer item, another one, and a value; those of an item with itself are left out.
-function parsePairs(content: Uint8Array, held: Held): { first: Uint16Array; second: Uint16Array; value: Float32Array } {
-  const count = held.kept[0], { items } = held;
-  const first = new Uint16Array(count), second = new Uint16Array(count), value = new Float32Array(count);
+function parsePairs(content: Uint8Array, held: Held): { first: Int32Array; second: Int32Array; value: Float32Array } {
+  const count = held.kept[0], { items } = held, width = itemBytes(items);
+  const first = new Int32Array(count), second = new Int32Array(count), value = new Float32Array(count);
   if (!count) return { first, second, value };
   const view = new DataView(content.buffer, content.byteOffset, content.byteLength);
   const unit = Math.fround(view.getFloat32(0, true) / 127);
   if (!Number.isFinite(unit)) throw invalid("NaN or infinity", "finite numbers");
-  const isCounted = items < 2 * count, end = 4 + (isCounted ? items : 2 * count);
+  const isCounted = items < width * count, end = 4 + (isCounted ? items : width * count);
+  const itemAt = (at: number): number => view.getUint16(at, true) + (width > 2 ? content[at + 2]! << 16 : 0);
   if (isCounted) {
     // Of counts that do not fit: no pairs.
     for (let item = 0, at = 0; item < items && at < count; item++)
       for (let left = content[4 + item]!; left-- && at < count; ) first[at++] = item;
-  } else for (let at = 0; at < count; at++) first[at] = view.getUint16(4 + 2 * at, true);
+  } else for (let at = 0; at < count; at++) first[at] = itemAt(4 + width * at);
   let kept = 0;
   for (let at = 0; at < count; at++) {
-    const one = first[at]!, other = view.getUint16(end + 2 * at, true);
+    const one = first[at]!, other = itemAt(end + width * at);
     if (Math.max(one, other) >= items) throw invalid("a list of pairs of unknown items", `items below ${items}`);
     if (one === other) continue;
     first[kept] = one;
     second[kept] = other;
-    value[kept++] = view.getInt8(end + 2 * count + at) * unit;
+    value[kept++] = view.getInt8(end + width * count + at) * unit;
   }
   return { first: first.subarray(0, kept), second: second.subarray(0, kept), value: value.subarray(0, kept) };
 }
@@ -84,12 +89,14 @@ export class DeviceModel {
   readonly reach: number;
   private readonly known: number;
   private readonly rows: Rows;
-  private readonly from: Uint16Array; // what an item of a history adds to the score of another, beyond the rows
-  private readonly to: Uint16Array;
+  private readonly from: Int32Array; // what an item of a history adds to the score of another, beyond the rows
+  private readonly to: Int32Array;
   private readonly link: Float64Array;
   private readonly largestNorm: number = 0;
   private readonly largestLink: number = 0;
   private readonly logPopularity: number[] = [];
+  private added = new Float64Array(0);
+  private found = new Float32Array(0);
 
   constructor(tensors: Record<string, Uint8Array>, projections: Projections, pairWeight: number) {
     this.rows = compact(parseRows(tensors[ROWS]!, projections[ROWS]!));
@@ -98,8 +105,8 @@ export class DeviceModel {
     const pairs = parsePairs(tensors[PAIRS]!, projections[PAIRS]!), many = pairs.first.length;
     const near = projections[NEIGHBORS] ? parsePairs(tensors[NEIGHBORS]!, projections[NEIGHBORS]) : null;
     const size = 2 * many + (near?.first.length ?? 0);
-    this.from = new Uint16Array(size);
-    this.to = new Uint16Array(size);
+    this.from = new Int32Array(size);
+    this.to = new Int32Array(size);
     this.link = new Float64Array(size);
     for (let at = 0; at < many; at++) {
       const rarer = pairs.first[at]!, other = pairs.second[at]!;
@@ -163,7 +170,9 @@ export class DeviceModel {
     }
     const norm = Math.sqrt(taste.reduce((sum, value) => sum + value * value, 0));
     const least = this.known ? -(norm * this.largestNorm + held * this.largestLink) : 0;
-    const added = new Float64Array(Math.max(count, this.reach)), found = new Float32Array(count);
+    const size = Math.max(count, this.reach);
+    if (this.added.length < size) [this.added, this.found] = [new Float64Array(size), new Float32Array(size)];
+    const added = this.added.fill(0), found = this.found.subarray(0, count); // the same memory for every user
     for (let at = 0; at < this.link.length; at++) if (has[this.from[at]!]) added[this.to[at]!]! += this.link[at]!;
     for (let item = 0; item < count; item++) {
       let score = added[item]!;

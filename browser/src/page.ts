@@ -3,7 +3,7 @@
 import { hex, sha256, utf8, type Bytes } from "./bytes";
 import { histories, numbered, parseCsv, readFile, readRows, type Row } from "./csv";
 import { BrowserStore } from "./idb";
-import { describe, enrol, fetchText, Refused, type Fleet } from "./link";
+import { describe, enrol, fetchText, makeKeys, parseToken, Refused, type Fleet, type Keys } from "./link";
 import type { LogEntry, Status } from "./loop";
 import type { Data, Identity } from "./state";
 import style from "./style.css";
@@ -121,17 +121,17 @@ function listen(): void {
 async function consent(invitation: Invitation, many: number): Promise<void> {
   let fleet: Fleet;
   try {
+    await parseToken(invitation.token);
     fleet = await describe();
   } catch (error) {
-    say("The server cannot be asked", `${wordsOf(error)} Reload this page to try again.`);
-    return;
+    return say("This invitation cannot be used now", `${wordsOf(error)} ${error instanceof Refused ? "Reload this page to try again." : ""}`);
   }
   const operator = fleet.operator || location.host, catalogue = fleet.catalogue ? (await fetchText("catalogue")).split("\n").slice(0, -1) : [];
   document.title = `Join the fleet of ${operator}`;
   const chosen = element("div", { "aria-live": "polite" }), problem = element("p", { class: "bad", role: "alert" });
   const file = element("input", { type: "file", id: "file", accept: ".csv,.tsv,text/csv,text/plain" });
   const capacity = element("select", { id: "capacity" }, ...CAPACITIES.map(([value, words]) => element("option", { value }, words)));
-  const secure = element("input", { type: "checkbox", id: "secure" });
+  const secure = element("input", { type: "checkbox", id: "secure" }), cohort = element("input", { type: "number", id: "cohort", min: "2", value: `${MIN_COHORT}` });
   capacity.value = CAPACITIES.some(([value]) => value === invitation.capacity) ? invitation.capacity : "4x";
   let data: Data | null = null;
 
@@ -168,10 +168,13 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
     try {
       const store = new BrowserStore(invitation.name);
       await navigator.storage?.persist?.();
+      const keys = (await store.get<Keys>("keys")) ?? (await makeKeys());
+      await store.put({ keys });
       const me: Identity = {
-        ...(await enrol(invitation.token)), operator, capacity: capacity.value, level: secure.checked ? "secure" : "plain", minCohort: MIN_COHORT,
+        ...keys, ...(await enrol(invitation.token, keys.pem)), operator, capacity: capacity.value, level: secure.checked ? "secure" : "plain",
+        minCohort: Math.max(2, cohort.valueAsNumber || MIN_COHORT),
       };
-      await store.put({ device: me, data: ofFirst(data!, me.users), catalogue: catalogue.join("\n") });
+      await store.put({ device: me, keys: null, data: ofFirst(data!, me.users), catalogue: catalogue.join("\n") });
       await member(store);
     } catch (error) {
       join.disabled = false;
@@ -193,7 +196,8 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
     section("What never leaves it", list(["Your file, and the names of users in it.", "The keys of this device: even this page cannot read them.", "What is recommended to you."])),
     section("Your data", element("label", { for: "file" }, "A CSV file with a column item, and perhaps a column user"), file, ...(fleet.sample ? [element("div", NONE, sample)] : []), chosen),
     section("This device", element("label", { for: "capacity" }, "How much it holds"), capacity,
-      element("label", { class: "line", for: "secure" }, secure, element("span", NONE, `Only secure sums: take part only where the server sees sums over ${MIN_COHORT} devices or more. Plain runs are refused.`))),
+      element("label", { class: "line", for: "secure" }, secure, element("span", NONE, "Only secure runs: refuse plain ones.")),
+      element("label", { for: "cohort" }, "Fewest devices of a secure sum (from few, a server could work out single histories)"), cohort),
     problem, join,
     element("p", { class: "soft" }, "Joining stores this device in this browser. It works while a tab of it is open. You can leave at any time, and delete everything here."));
   listen();

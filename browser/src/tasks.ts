@@ -11,7 +11,7 @@ import {
 import { report, triangleItems, triangleSize, upload, type UserHistory } from "./uploads";
 
 export const VERSION = 9;
-const MODEL_FORMAT = "7", MAX_HEAD = 2 ** 15, MAX_ITEMS = 2 ** 32, MAX_TEXT = 1 << 16, WINDOW = 1 << 18;
+const MODEL_FORMAT = "7", MAX_HEAD = 2 ** 24, MAX_ITEMS = 2 ** 32, MAX_TEXT = 1 << 16, WINDOW = 1 << 18;
 const AMOUNT = /^(\d+(?:\.\d+)?|\.\d+)\s*(x|×|b|[kmgt]i?b)$/i;
 
 interface Task {
@@ -155,7 +155,7 @@ export class Device {
   // -- tasks ---------------------------------------------------------------------------------------------------------
 
   private async train(records: Records, me: Identity): Promise<Result> {
-    const { facts } = records, settings = tableIn(facts, "settings"), isPrivateSum = settings.privacy?.level !== "plain";
+    const { facts } = records, settings = tableIn(facts, "settings");
     const evaluates = facts.evaluate === true, task = this.task(records, me, settings, evaluates);
     const masked = await this.masked(me, settings, facts, ["train", Number(facts.round), BigInt("0x" + idIn(facts, "run"))]);
     const { state, users } = await this.open(facts, task);
@@ -166,10 +166,7 @@ export class Device {
       ? await report(users.values(), task.model!, {
           isDefault: candidate === 0, share: reporting, catalogue: task.items, top: task.top, tick: this.tick,
         })
-      : upload(users.values(), {
-          head, leading: triangleItems(size), share, most, exponent: settings.algorithm.history_exponent,
-          ...(isPrivateSum && { dense: true }),
-        });
+      : upload(users.values(), { head, leading: triangleItems(size), share, exponent: settings.algorithm.history_exponent, ...(!masked && { most }) });
     await this.store.put({ state: { ...state, pending: remembered(idIn(facts, "update_id"), users) } });
     const shown = { round: Number(facts.round), ...quality };
     if (masked) return { reply: await masked.train({ sums, weight: users.size, ...quality }), shown };

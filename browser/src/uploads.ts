@@ -4,6 +4,7 @@ import { DeviceModel } from "./model";
 import type { Vectors } from "./records";
 
 const UNIT = 1 << 16; // fixed-point steps per 1 of a co-occurrence weight
+const MAX_DENSE = 1 << 26; // numbers of a sum that is ever dense
 export const DROPPED = -1, NEW = 0, UPLOADED = 1, RETRACT = 2; // sync states of an item of a history
 
 // All items that a user has or had in this run, ascending, with the sync state of each.
@@ -59,15 +60,14 @@ export function heldOutItems(items: number[]): Set<number> {
   return new Set([...items].sort((one, other) => chance.get(one)! - chance.get(other)!).slice(0, count));
 }
 
-// Weight of a pair in a history of some length: n^−exponent, as a multiple of the unit.
-export function pairWeight(length: number, exponent: number): number {
-  return Math.max(1, Math.floor(UNIT / Math.max(1, length) ** exponent)) / UNIT;
-}
+// Weight of a pair in a history of some length: n to the −exponent, as a multiple of the unit.
+export const pairWeight = (length: number, exponent: number): number =>
+  Math.max(1, Math.floor(UNIT / Math.max(1, length) ** exponent)) / UNIT;
 
-// The change of the users' co-occurrences, whose sync states are brought up to date.
+// The change of the users' co-occurrences, whose sync states are brought up to date; without `most`, as secure
+// aggregation needs it, dense and of all items.
 export function upload(
-  users: Iterable<UserHistory>,
-  given: { head: number; leading: number; share: number; most: number; exponent: number; dense?: boolean },
+  users: Iterable<UserHistory>, given: { head: number; leading: number; share: number; most?: number; exponent: number },
 ): Vectors {
   const { head, share, most, exponent } = given, added: [number[], number][] = [], retracted: [number[], number][] = [];
   const there = (user: UserHistory) => user.items.filter((item, place) => user.states[place]! > NEW && item < head);
@@ -83,27 +83,43 @@ export function upload(
     added.push([now.slice(0, most), pairWeight(now.length, exponent)]);
     retracted.push([before.slice(0, most), -pairWeight(before.length, exponent)]);
   }
-  return packPairs([...added, ...retracted], given.leading, given.dense);
+  return packPairs([...added, ...retracted], given.leading, most === undefined);
 }
 
 // The packed sum of pairs of weighted histories over the leading items: dense, or where that takes fewer bytes the
 // nonzero values with their positions.
-export function packPairs(histories: [number[], number][], leading: number, dense?: boolean): Vectors {
+export function packPairs(histories: [number[], number][], leading: number, dense = false): Vectors {
   const cut = histories.map(([items, weight]): [number[], number] => [items.filter((item) => item < leading), weight]);
-  const size = triangleSize(leading), isDense = dense ?? 2 * sum(cut.map(([items]) => triangleSize(items.length))) >= size;
-  const total = new Float32Array(isDense ? size : 0), sparse = new Map<number, number>();
-  for (const [items, weight] of cut)
-    items.forEach((column, place) => {
-      const first = triangleSize(column);
-      for (let other = 0; other <= place; other++) {
-        const at = first + items[other]!;
-        if (isDense) total[at]! += weight; // exact: multiples of the unit below 256
-        else sparse.set(at, (sparse.get(at) ?? 0) + weight);
-      }
-    });
-  if (isDense) return { sum: total };
-  const places = Int32Array.from(sparse.keys()).sort();
-  return { "sum.indices": places, sum: Float32Array.from(places, (place) => sparse.get(place)!) };
+  const size = triangleSize(leading), pairs = sum(cut.map(([items]) => triangleSize(items.length)));
+  const isDense = dense || (2 * pairs >= size && size <= MAX_DENSE);
+  const each = (add: (place: number, weight: number) => void): void => {
+    for (const [items, weight] of cut)
+      items.forEach((column, count) => {
+        for (let other = 0; other <= count; other++) add(triangleSize(column) + items[other]!, weight);
+      });
+  };
+  if (isDense) {
+    const total = new Float32Array(size);
+    each((place, weight) => (total[place]! += weight)); // exact: multiples of the unit below 256
+    return { sum: total };
+  }
+  let many = 0;
+  const all = new Float64Array(pairs);
+  each((place) => (all[many++] = place));
+  const places = all.sort().filter((place, at) => place !== all[at - 1]), sums = new Float64Array(places.length);
+  each((place, weight) => (sums[search(places, place)]! += weight));
+  return { "sum.indices": size > 2 ** 31 ? BigInt64Array.from(Array.from(places, BigInt)) : Int32Array.from(places), sum: Float32Array.from(sums) };
+}
+
+// Where a number is in an ascending list that has it.
+function search(places: Float64Array, wanted: number): number {
+  let low = 0, high = places.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (places[middle]! < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 // The sum of the users' reports on a candidate; the default's quality is remembered in their histories.

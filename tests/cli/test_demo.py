@@ -1,8 +1,14 @@
 """The demonstration: one table, one picture, three recommendations with names."""
 
+import signal
+import subprocess
+import urllib.request
 from pathlib import Path
 
+import pytest
+
 from fairfold.data.synthetic import SyntheticDataset
+from fairfold.flower.fleet.local_fleet import COMMAND
 from tests.support.commands import works
 
 
@@ -24,3 +30,23 @@ def test_names_are_different_and_say_the_strongest_trait() -> None:
     genre = [title.split("(")[1] for title in titles]
     strongest = world.traits.abs().argmax(1)
     assert len({(int(strongest[item]), genre[item]) for item in range(2_000)}) == 16
+
+
+@pytest.mark.slow
+def test_a_fleet_to_be_joined_prints_its_link_and_ends_when_interrupted() -> None:
+    """Its devices are tried in tests/device/test_in_chromium.py."""
+    command = [*COMMAND, "demo", "--fleet", "--users", "40", "--items", "160"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as program:
+        assert program.stdout is not None
+        lines = []
+        for line in program.stdout:
+            lines.append(line.strip())
+            if "Ctrl-C ends everything" in line:
+                break
+        (link,) = [line for line in lines if line.startswith("http://localhost:")]
+        assert [part.partition(":")[2] for part in link.partition("#")[2].split(",")] == ["1x", "4x", "16x"]
+        with urllib.request.urlopen(link.partition("#")[0], timeout=30) as page:
+            assert page.headers["content-type"].startswith("text/html")
+        program.send_signal(signal.SIGINT)
+        assert "have ended" in program.stdout.read()
+        assert program.wait(30) == 0

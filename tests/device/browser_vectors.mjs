@@ -122,6 +122,8 @@ await during("uploads", async () => {
   for (const [number, expected] of scatter) check(`scatter ${number}`, device.scatter(BigInt(number)), expected);
   for (const { items, held_out } of histories) check(`held out of ${items}`, [...device.heldOutItems(items)].sort((a, b) => a - b), held_out);
   for (const [user, item, expected] of file_rows) check(`row ${user} ${item}`, await device.uniform(user, item), expected);
+  for (const [length, exponent, expected] of read("uploads").pair_weight)
+    check(`weight of ${length} by ${exponent}`, device.pairWeight(length, exponent), expected);
   for (const one of cases) {
     const users = one.users.map((items, place) => ({ items, states: [...one.states[place]], defaultQuality: 0, heldOut: [] }));
     const { sum, "sum.indices": indices } = device.upload(users, one), name = JSON.stringify([one.head, one.leading, one.most, one.share]);
@@ -233,5 +235,57 @@ async function replay(name, { capacity, holdout, name: id, identity, min_cohort,
 
 for (const file of ["session", "secure_session"])
   for (const [number, one] of read(file).devices.entries()) await during(file, () => replay(`device ${number}`, one));
+
+// -- messages that are broken ----------------------------------------------------------------------------------------
+
+let seed = 12345;
+const draw = (end) => (seed = (seed * 1103515245 + 12345) % 2 ** 31) % end;
+
+function broken(objects) {
+  const changed = new Map([...objects].map(([id, content]) => [id, content.slice()])), ids = [...changed.keys()];
+  for (let times = 1 + draw(3); times--; ) {
+    const id = ids[draw(ids.length)], content = changed.get(id), what = draw(4);
+    if (what === 0) content[draw(content.length)] ^= 1 << draw(8);
+    else if (what === 1) changed.set(id, content.slice(0, draw(content.length)));
+    else if (what === 2) changed.set(id, device.join(content, content.slice(draw(content.length))));
+    else changed.set(id, changed.get(ids[draw(ids.length)]).slice());
+  }
+  return changed;
+}
+
+await during("fuzz", async () => {
+  const { capacity, holdout, name: id, steps } = read("session").devices[0], store = new Memory();
+  await store.put({ device: { id, capacity, level: "plain", minCohort: 100 } });
+  let refused = 0;
+  for (const step of steps) {
+    if (step.file) {
+      const rows = device.parseCsv(step.file).map(({ user, item }) => [user, Number(item), item]);
+      await store.put({ data: await device.histories(rows, holdout) });
+    }
+    const objects = objectsOf(step.message.objects), before = structuredClone(store.parts);
+    for (let number = 0; number < 25; number++) {
+      try {
+        await new device.Device(store).reply(step.kind, device.parseRecords(step.message.id, broken(objects)));
+        store.parts = structuredClone(before);
+      } catch (error) {
+        refused++;
+        check(`${step.kind}: an error`, error instanceof Error, true);
+        check(`${step.kind}: nothing is stored`, [...store.parts.keys()], [...before.keys()]);
+        check(`${step.kind}: the state stays`, store.parts.get("state"), before.get("state"));
+      }
+    }
+    await new device.Device(store).reply(step.kind, device.parseRecords(step.message.id, objects)); // the whole message still serves
+  }
+  check("some were refused", refused > steps.length, true);
+  for (let number = 0; number < 5000; number++) {
+    const content = Uint8Array.from({ length: draw(60) }, () => draw(256));
+    for (const parse of [device.parseFields, (bytes) => device.parseCsv(String.fromCharCode(...bytes)), (bytes) => device.readRows([...bytes])])
+      try {
+        parse(content);
+      } catch (error) {
+        check("an error", error instanceof Error, true);
+      }
+  }
+});
 
 process.stdout.write(JSON.stringify(found));

@@ -17,7 +17,7 @@ SOURCES, BUILT = ROOT / "browser", ROOT / "src" / "fairfold" / "device" / "brows
 LARGEST_BYTES = 28_000  # gzipped
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine: apt-get install nodejs")
-GROUPS = ("objects", "transport", "uploads", "models", "secure", "session", "secure_session")
+GROUPS = ("objects", "transport", "uploads", "models", "secure", "session", "secure_session", "fuzz")
 
 
 def source_files() -> Iterator[Path]:
@@ -58,3 +58,14 @@ def test_the_vectors(group: str) -> None:
     found = checked()[group]
     assert not found["wrong"]
     assert found["checked"] >= 15
+
+
+@needs_node
+def test_it_trains_at_8000_rows_in_8_megabytes() -> None:
+    command = ["node", "--expose-gc", str(Path(__file__).parent / "browser_memory.mjs"), str(BUILT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["evaluated"] == 20
+    assert found["loaded"] < 3_000_000
+    assert found["peak"] < 8_000_000  # of heap and buffers

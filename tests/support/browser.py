@@ -28,6 +28,7 @@ class Pipe:
     def __init__(self, orders: BinaryIO, answers: BinaryIO) -> None:
         self.orders, self.answers = orders, answers
         self.numbers, self.left = itertools.count(1), b""
+        self.workers: dict[str, set[str]] = {}  # sessions of workers, by that of their page
 
 
 class Browser:
@@ -41,6 +42,7 @@ class Browser:
         self._session = self.do("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"]
         self.do("Network.enable")
         self.do("Page.enable")
+        self.do("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
 
     def another(self) -> "Browser":
         """Another tab of the same browser."""
@@ -50,11 +52,12 @@ class Browser:
         """Close the tab, as a person does."""
         self.do("Target.closeTarget", targetId=self.target)
 
-    def do(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Give an order, and wait for its answer."""
+    def do(self, method: str, *, session: str = "", **parameters: Any) -> dict[str, Any]:
+        """Give an order to the tab or one of its workers, and wait for its answer."""
         number = next(self._pipe.numbers)
         order = {"id": number, "method": method, "params": parameters}
-        addressed = order | ({"sessionId": self._session} if self._session else {})
+        session = session or self._session
+        addressed = order | ({"sessionId": session} if session else {})
         self._pipe.orders.write(json.dumps(addressed).encode() + b"\0")
         self._pipe.orders.flush()
         while (received := self._receive()).get("id") != number:
@@ -71,8 +74,13 @@ class Browser:
             pipe.left += more
         message, _, pipe.left = pipe.left.partition(b"\0")
         received: dict[str, Any] = json.loads(message)
-        if received.get("method") == "Network.requestWillBeSent":
+        method, where = received.get("method"), received.get("sessionId", "")
+        if method == "Network.requestWillBeSent":
             self.asked_for.append(received["params"]["request"]["url"])
+        elif method == "Target.attachedToTarget" and received["params"]["targetInfo"]["type"] == "worker":
+            pipe.workers.setdefault(where, set()).add(received["params"]["sessionId"])
+        elif method == "Target.detachedFromTarget":
+            pipe.workers.get(where, set()).discard(received["params"]["sessionId"])
         return received
 
     def open(self, page: Path | str, size: tuple[int, int], *, dark: bool) -> None:
@@ -84,15 +92,37 @@ class Browser:
         )  # fmt: skip
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.do("Emulation.setEmulatedMedia", features=scheme)
-        self.do("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        opened = self.do("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        if "loaderId" not in opened:  # the same address again
+            self.do("Page.reload")
         while self._receive().get("method") != "Page.loadEventFired":
             pass
 
     def value(self, script: str) -> Any:
         """What an expression in JavaScript is on the page."""
-        found = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def press(self, words: str) -> None:
+        """Press the button with some words; a question that it asks is answered with yes."""
+        button = f"[...document.querySelectorAll('button')].find(one => one.innerText === {words!r} && !one.disabled)"
+        self.wait_for(f"Boolean({button})")
+        self.value(f"globalThis.confirm = () => true; {button}.click()")
+
+    def choose(self, selector: str, path: Path) -> None:
+        """Choose a file."""
+        found = self.do("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
+        self.do("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
+
+    def heap(self) -> dict[str, int]:
+        """Bytes of the heaps of JavaScript of page and workers, after garbage collection, and of their buffers."""
+        total = {"usedSize": 0, "backingStorageSize": 0}
+        for session in ["", *self._pipe.workers.get(self._session, ())]:
+            self.do("HeapProfiler.collectGarbage", session=session)
+            found = self.do("Runtime.getHeapUsage", session=session)
+            total = {key: value + int(found.get(key, 0)) for key, value in total.items()}
+        return total
 
     def wait_for(self, script: str, seconds: float = 60.0) -> Any:
         """Wait until an expression is true on the page; returns its value."""

@@ -96,7 +96,7 @@ def demo_fleet(users: int, items: int, port: int) -> None:
     from fairfold.flower.fleet.demo_fleet import DemoFleet
 
     console = Terminal()
-    data = {"data.name": "synthetic", "data.users": users, "data.items": items}
+    data = {"data.name": "synthetic", "data.users": users, "data.items": items, "run.evaluate_every": 4}
     settings = resolve_settings(None, None, data | {"data.interactions_per_user": min(100, items // 4)}).settings
 
     def on_link(link: str) -> None:

@@ -3,7 +3,7 @@
 import csv
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fairfold.atomic_io import make_folder, make_private_folder
@@ -13,6 +13,7 @@ from fairfold.federation.federation import load_unnumbered
 from fairfold.flower.fleet import Echo
 from fairfold.flower.fleet.enrolment import SAMPLE
 from fairfold.flower.fleet.local_fleet import HOST, LocalFleet
+from fairfold.flower.fleet.node import NodeFolder
 from fairfold.flower.fleet.processes import stop_on_exit
 from fairfold.flower.fleet.relay import Relay
 from fairfold.flower.fleet.server import ServerFolder
@@ -65,6 +66,12 @@ class DemoFleet(LocalFleet):
             writer.writerow(["user", "item"])
             for user in users:
                 writer.writerows((f"reader {user}", titles[item]) for item in part.of(user).tolist())
+
+    def enrol(self, number: int) -> NodeFolder:
+        """Enrol a node without a roster: tabs join later, and are not on one that is written now."""
+        node = replace(super().enrol(number), roster="")
+        node.save()
+        return node
 
     def link(self, port: int) -> str:
         """The page's address, with an invitation for each tab; browsers do not send what is behind the #."""

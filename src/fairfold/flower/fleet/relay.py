@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -26,29 +27,49 @@ class Relay:
         self._context = ssl.create_default_context(cafile=str(authority))
         self._socket = bind_port(LOOPBACK, port, "End it, or name another with --port.")
         self.port: int = self._socket.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._writers = set[asyncio.StreamWriter]()  # that are open
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        listening = asyncio.start_server(self._accept, sock=self._socket)
-        self._listening = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self._listening.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._listening.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, sock=self._socket)
+        self._listening.set()
+        await self._ended.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # in which they are closed
 
     async def _accept(self, browser: asyncio.StreamReader, to_browser: asyncio.StreamWriter) -> None:
-        with contextlib.closing(to_browser), contextlib.suppress(OSError):
+        with self._closing(to_browser), contextlib.suppress(OSError, asyncio.CancelledError):
             server, to_server = await asyncio.open_connection(LOOPBACK, self.server, ssl=self._context)
-            with contextlib.closing(to_server):
-                ways = [_pass_on(browser, to_server), _pass_on(server, to_browser)]
+            with self._closing(to_server):
+                ways = (_pass_on(browser, to_server), _pass_on(server, to_browser))
                 passing = [asyncio.ensure_future(way) for way in ways]
-                await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
-                for way in passing:
-                    way.cancel()
+                try:
+                    await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in passing:
+                        way.cancel()
+
+    @contextlib.contextmanager
+    def _closing(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        self._writers.add(writer)
+        try:
+            yield
+        finally:
+            self._writers.discard(writer)
+            writer.close()
 
 
 async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
