@@ -14,10 +14,11 @@ from fairfold.config import read_settings
 from fairfold.config.settings import Settings
 from fairfold.errors import InvalidSettings
 from fairfold.federation.federation import Federation
+from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import run_round
 from fairfold.federation.simulation import simulate
-from fairfold.federation.updates import State
+from fairfold.federation.updates import State, reduce_per_size
 from fairfold.runs.loaded import load_run
 from fairfold.subspace.stored_table import StoredTable
 from fairfold.subspace.table_file import RECORD, TableFile
@@ -39,6 +40,10 @@ def settings_of(storage: str, changes: dict[str, Any] | None = None) -> Settings
         "run": {"table_storage": storage, "baselines": False},
     })  # fmt: skip
     return base.with_changes(changes or {})
+
+
+def plan_of(changes: dict[str, Any]) -> Plan:
+    return Federation.of(settings_of("disk", changes), tiny_data(1, 24, 160)).plan
 
 
 def trained(storage: str, rounds: int = 4, changes: dict[str, Any] | None = None, users: int = 24) -> State:
@@ -75,6 +80,13 @@ def test_the_table_is_the_ordinary_server_s(changes: dict[str, Any]) -> None:
         moved = (vector - start.full[name]).abs().max()
         assert moved > 1e-4 or name not in tables
         torch.testing.assert_close(found.full[name].clone(), vector, rtol=0, atol=float(moved) * 2e-4)
+    sizes = plan_of(changes).assignments(0)
+    whole = {name: vector.clone() for name, vector in found.full.items()}
+    for sent, reduced in zip(reduce_per_size(found.full, sizes), reduce_per_size(whole, sizes), strict=True):
+        assert sent is not None
+        assert reduced is not None
+        for name, vector in reduced.items():  # empty slots are 0 in both
+            torch.testing.assert_close(sent[name].clone(), vector, rtol=0, atol=1e-6)
 
 
 def test_a_round_reads_single_coordinates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
