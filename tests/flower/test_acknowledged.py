@@ -328,7 +328,7 @@ def test_correlations_follow_a_history_that_changes_within_a_run(tmp_path: Path)
             histories.setdefault(user, []).append(int(item) if place is None else int(place[int(item)]))
         head = triangle_items(len(sums))
         mine = [torch.tensor(sorted(item for item in items if item < head)) for items in histories.values()]
-        wanted = cooccurrence_sums(mine, history_weights(torch.tensor([len(one) for one in mine])), head)
+        wanted = cooccurrence_sums(mine, history_weights(torch.tensor([len(one) for one in mine]), 0.5), head)
         assert sums.equal(wanted.double()), change
     assert set(strategy.progress.rejections.counts) <= {"the device failed"}
 

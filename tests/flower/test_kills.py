@@ -71,7 +71,7 @@ def summed_words(
             items = kept.history["items"][first:last][marks[first:last]]
             mine = items[items < head].sort().values
             if len(mine):
-                weights = history_weights(torch.tensor([len(mine)]))
+                weights = history_weights(torch.tensor([len(mine)]), 0.5)
                 packed = cooccurrence_sums([mine[mine < num_items][:most]], weights, num_items)
                 sums[: len(packed)] += packed.double()
     return {SUM: {SUM: sums}}
