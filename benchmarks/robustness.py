@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=40)
     parser.add_argument("--targets", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exponent", type=float, default=1.0, help="algorithm.history_exponent, of promotion")
+    parser.add_argument("--exponent", type=float, default=0.5, help="algorithm.history_exponent, of promotion")
     parser.add_argument("--support", type=int, default=3, help="algorithm.support, of promotion")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -20,7 +20,6 @@ from fairfold.device.facts import budget_of, id_in, invalid_message
 from fairfold.device.model import CoOccurrenceModel, packed_bytes
 from fairfold.device.store import parse_tables
 from fairfold.errors import InvalidMessage, InvalidState
-from fairfold.privacy.secure.keys import verified
 
 NEWEST = "newest-model"  # the file of the number of the newest signed model
 MODEL_FILE, MODEL_FORMAT = "model.safetensors", "7"  # the format is that of fairfold.runs.device_model
@@ -109,6 +108,8 @@ def store_model(
 
 def _signed_number(folder: Path, content: bytes, facts: Mapping[str, Any], signer: str) -> int:
     """The number of a signed model; refused without a valid signature, or below that of the stored model."""
+    from fairfold.privacy.secure.keys import verified  # a plain round needs no ciphers
+
     needed, remedy = "one that this device's server has signed", "The stored one is kept; ask the server's operator."
     try:
         number, signature = id_in(dict(facts), "number"), bytes.fromhex(facts["signature"])
