@@ -130,10 +130,10 @@ class Twins:
             assert all(mine[name].equal(theirs[name]) for name in mine), (mine, theirs)
 
 
-def run(twins: Twins, rounds: int, base: Settings | None = None, **keys: Any) -> FairStrategy:
+def run(twins: Twins, rounds: int, base: Settings | None = None, *, half: bool = False, **keys: Any) -> FairStrategy:
     grid = InProcessGrid(twins.app(), [{"device": number} for number in range(len(twins.files))])
     settings = make_settings(base, rounds=rounds, evaluate_every=1, clients_per_round=None, **keys)
-    strategy = FairStrategy(settings, ITEMS)
+    strategy = FairStrategy(settings, ITEMS, half=half)
     strategy.start(grid, num_rounds=rounds)
     return strategy
 
@@ -149,6 +149,15 @@ def test_every_reply_of_a_run_has_the_worker_s_bits(tmp_path: Path, per_device: 
     kinds = set(twins.compared)
     assert {"query.capacity", "query.statistics", "train", "query.model"} <= kinds
     assert twins.compared.count("train") >= 10 * len(files)
+
+
+def test_replies_in_half_precision_have_the_worker_s_bits(tmp_path: Path) -> None:
+    files = write_files(tmp_path, 6, per_device=8)
+    twins = Twins(tmp_path, files, ["1x", "4x", "16x"])
+    run(twins, 3, capacities="1x-4x-16x", half=True, history_exponent=0.75)
+    assert not twins.problems
+    assert not twins.left
+    assert twins.compared.count("train") == 3 * len(files)
 
 
 @pytest.mark.parametrize("recipe", ["paper", "fair"])
@@ -167,7 +176,7 @@ def test_fair_without_the_library_is_trained_by_the_worker_and_its_model_stored_
 
 def test_other_algorithms_are_left_to_the_worker(tmp_path: Path) -> None:
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
-    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings(algorithm="gradient")))}
+    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings(algorithm="closed_form")))}
     for kind in ("train", "evaluate", "query.statistics", "query.unknown"):
         with pytest.raises(NeedsWorker):
             device.reply(kind, {"fairfold": facts})
