@@ -180,7 +180,10 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
     ) -> tuple[list[Tensor], Tensor]:
         """The rows of the items of some users, and the users' vectors."""
         gram_matrix = gram(compact, space, factors)
-        rows = [space.recover_rows(compact, mine, factors) for mine in histories]
+        together = space.recover_rows(
+            compact, torch.cat(histories), factors
+        )  # the table is validated once, not per user
+        rows = list(together.split([len(mine) for mine in histories]))
         return rows, torch.stack([self.solve(of, gram_matrix) for of in rows])
 
     def _bounds(self, users: Tensor, slopes: list[Tensor], compact: Tensor, factors: int) -> list[float]:
