@@ -243,7 +243,7 @@ def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
     for path in sorted(folder.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         try:
-            made = pages.made(text)
+            made, drawn = pages.made(text), pages.drawn(text)
             wrong = pages.unrecorded_figures(made) if PART.search(made) else []
         except InvalidData as error:  # names records that are not there: its other tables cannot be trusted either
             console.echo(f"{path} is left as it is: {error}")
@@ -251,6 +251,8 @@ def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
         if made != text:
             write_atomically(path, made.encode())
             console.echo(f"Tables made anew: {path}")
+        for name, content in drawn.items():
+            write_atomically(folder / name, content)
         for one in wrong:
             console.echo(f"{path}: no record holds {one}")
 

@@ -12,6 +12,9 @@ stands for the references' own table.
 ``<!-- compared: ranking/goodreads, general/mnist -->`` … ``<!-- end -->`` holds a line for every cell of these tables
 that the paper has, and whether ours agrees (:mod:`experiments.compare`).
 
+``<!-- drawn: subspaces/mnist -->`` stands before a picture, ``subspaces-mnist.svg``: the curves of that table over
+rounds.
+
 ``<!-- figures: beyond/ml-1m, benchmarks/results/private.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
 hold. In a line of a table that begins with a row's name it is that row's figures alone. ``<!-- figures: none: why -->``
@@ -42,6 +45,7 @@ MADE = re.compile(
     r"(<!-- made: (?P<experiment>[\w-]+)/(?P<table>[\w-]+) \[(?P<columns>[^\]]*)\] -->\n).*?(<!-- end -->)", re.DOTALL
 )
 COMPARED = re.compile(r"(<!-- compared: (?P<tables>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+DRAWN = re.compile(r"<!-- drawn: (?P<experiment>[\w-]+)/(?P<table>[\w-]+) -->")
 ELSEWHERE = re.compile(r"(?P<experiment>[\w-]+)/(?P<table>[\w-]+): (?P<column>.+)")
 PART = re.compile(r"<!-- figures: (?P<sources>.*?) -->", re.DOTALL)
 HEADING = re.compile(r"^## .*$", re.MULTILINE)
@@ -118,6 +122,11 @@ class Pages:
 
         return COMPARED.sub(compared, MADE.sub(table, text))
 
+    def drawn(self, text: str) -> dict[str, bytes]:
+        """Draw the pictures of a page, by the names of their files."""
+        places = [(found["experiment"], found["table"]) for found in DRAWN.finditer(text)]
+        return {f"{one}-{table}.svg": picture(self.result_table(one, table)) for one, table in places}
+
     def _beside(self, column: str) -> dict[str, Entry]:
         """A column of another table, by row."""
         found = ELSEWHERE.fullmatch(column)
@@ -180,6 +189,14 @@ class Pages:
             found.everything += [value for value in (outcome.best, outcome.last) if value is not None]
         for cell in read_experiment(experiment).cells:
             found.everything += _numbers(cell.values)
+
+
+def picture(result_table: ResultTable) -> bytes:
+    """The curves of a table over rounds, as SVG."""
+    from experiments.figures import figures
+    from fairfold.runs.plots import render_figure
+
+    return render_figure(figures(result_table)["curves"], "svg")
 
 
 def stated(text: str) -> str:

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import matplotlib
 import pytest
 from typer.testing import CliRunner
 
@@ -47,6 +48,16 @@ def test_a_page_states_what_records_hold(path: Path, pages: Pages) -> None:
     text = path.read_text(encoding="utf-8")
     assert pages.made(text) == text, "run: python -m experiments all --show --out experiments/results --pages docs"
     assert pages.unrecorded_figures(text) == []
+
+
+def test_pictures_are_drawn_from_records(pages: Pages) -> None:
+    made_by = f"Matplotlib v{matplotlib.__version__},".encode()
+    drawn = {name: (path, picture) for path, text in DOCS.items() for name, picture in pages.drawn(text).items()}
+    assert "subspaces-goodreads.svg" in drawn
+    for name, (path, picture) in drawn.items():
+        kept = (ROOT / "docs" / name).read_bytes()
+        assert f"({name})" in DOCS[path]
+        assert kept == picture or made_by not in kept, "run: python -m experiments all --show --pages docs"
 
 
 @pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
