@@ -183,7 +183,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
         together = space.recover_rows(
             compact, torch.cat(histories), factors
         )  # the table is validated once, not per user
-        rows = list(together.split([len(mine) for mine in histories]))
+        rows = list(torch.split(together, [len(mine) for mine in histories]))
         return rows, torch.stack([self.solve(of, gram_matrix) for of in rows])
 
     def _bounds(self, users: Tensor, slopes: list[Tensor], compact: Tensor, factors: int) -> list[float]:
