@@ -13,6 +13,7 @@ from fairfold.checksums import Damaged
 from fairfold.config import read_settings
 from fairfold.config.settings import Settings
 from fairfold.errors import InvalidSettings
+from fairfold.federation import updates
 from fairfold.federation.federation import Federation
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
@@ -96,6 +97,15 @@ def test_a_round_reads_single_coordinates_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(StoredTable, "whole", refuse)
     changes = {"model.kind": "neumf", "fleet.faults.nan": 0.2, "fleet.faults.drop": 0.2}
     assert trained("disk", 3, changes).round_number == 3
+
+
+def test_sums_too_long_to_be_dense_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come in double precision; the table stays as it is."""
+    expected = trained("disk", 2).full["item.weight"].clone()
+    monkeypatch.setattr(updates, "MAX_DENSE", 10)
+    found = trained("disk", 2).full["item.weight"]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.clone(), expected)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -149,7 +149,9 @@ class StoredTable(Tensor):
             sums.weight = weight
             largest, mean = sums.mean()
             compact = largest.unfold(mean, self.space, trusted=True)
-        rows = [total if total.is_sparse else total.to_sparse() for total in whole]
+        rows = [
+            (total if total.is_sparse else total.to_sparse()).to(self.dtype) for total in whole
+        ]  # sums may be double
         return TableChange(compact, (sum(rows[1:], rows[0]) / weight).coalesce() if rows else None)
 
     @torch.no_grad()
