@@ -1,5 +1,7 @@
 """Large catalogues: the low rank plus diagonal against the exact inverse, and sums that are held sparse."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,40 @@ def test_a_large_catalogue_has_the_model_of_a_small_one(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     one, other = (torch.sort(state.full[PAIRS].view(-1, 3)[:, 2]).values for state in (sparse, dense))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_long_history_is_capped_and_that_is_told(everything_is_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One user with 50,000 items must not list a billion pairs."""
+    monkeypatch.setattr(cooccurrence, "LONGEST_UPLOAD", 6)
+    federation = co_occurrence_federation(tiny_data(2, 60, 25))
+    state = after_rounds(federation, federation.initial(), 1)
+    kept = state.algorithm_state["sum"]
+    assert max(federation.clients.train.counts_by_user) > 6
+    pairs = [min(6, int(length)) * (min(6, int(length)) + 1) // 2 for length in federation.clients.train.counts_by_user]
+    assert len(kept["sum"]) <= sum(pairs)
+    notes = federation.plan.algorithm.notes(federation.plan, state)  # type: ignore[attr-defined]
+    assert any("over 6 items" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_a_large_catalogue_takes_the_memory_of_its_pairs() -> None:
+    """In a process of its own: all numbers of 100,000 items would take 40 GB."""
+    code = """
+import resource, torch
+from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, solver
+source = torch.Generator().manual_seed(0)
+lengths = torch.full((2_000,), 20)
+items = torch.randint(1, 5_000, (2_000, 20), generator=source).cumsum(1).flatten() - 1
+packed = cooccurrence.CoOccurrenceUpload.of(items, lengths, 2_048).shortest(100_000, torch.float32)
+gram = low_rank.SparseGram.of(packed, 100_000)
+scales = torch.ones(100_000, dtype=torch.float64)
+found = low_rank.LowRankPrecision.of(gram, scales, low_rank.factorize(gram, scales, 64), 4.0)
+print(bool((found.roots > 0).all()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    good, peak = done.stdout.split()
+    assert good == "True"
+    assert float(peak) < 1_000
 
 
 @pytest.mark.parametrize("merged", [3, 1 << 22])

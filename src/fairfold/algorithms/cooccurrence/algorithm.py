@@ -34,6 +34,7 @@ from fairfold.federation.clients import Clients
 from fairfold.federation.noise import actual_noise_std
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import (
+    PLACES,
     Aggregate,
     ClientTask,
     ClientUpdate,
@@ -140,7 +141,7 @@ class CoOccurrence(
             if counts is not None and private:
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
-        factors = min(settings.model.factors, max(low_rank.COLUMNS_AT_ONCE, low_rank.TABLE_NUMBERS // head))
+        factors = min(settings.model.factors, low_rank.num_model_columns(head))
         architecture = CoOccurrenceArchitecture(
             public.num_items,
             public.num_users,
@@ -335,7 +336,11 @@ class CoOccurrence(
         held = [one.projections or {} for one in self.resolve(plan, state).assignments(0)]
         chosen = SolverSettings(*known[SOLVER][SOLVER].tolist())
         names = list(map(str, plan.capacities))
-        return self.tuning(plan).notes(state.round_number, known.get(QUALITY, {}), chosen, names, held)
+        notes = self.tuning(plan).notes(state.round_number, known.get(QUALITY, {}), chosen, names, held)
+        if SUM + PLACES in known.get(SUM, {}):
+            most = max(self.max_items_of(plan, size) for size in range(len(names)))
+            notes.append(f"Of a user with over {most:,} items the pairs of the {most:,} most popular are uploaded.")
+        return notes
 
 
 def _head_counts(plan: Plan) -> Tensor:
