@@ -15,6 +15,7 @@ from tests.support.pages import ROOT, Block, Reader, at_home, blocks, name_of, p
 ELSEWHERE = {
     "docs/first-fleet.md": "tests/flower/test_docs.py types it from top to bottom, with real processes",
     "docs/deployment.md": "tests/flower/test_docs.py types it from top to bottom, with real processes",
+    "docs/tutorials/browser.md": "tests/device/test_in_chromium.py starts its fleet, and joins it in tabs",
 }
 """Pages that another test runs whole: their blocks of `sh`, `python` and `text`."""
 

@@ -67,8 +67,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else_is_an_error(tmp_path: Path) -> None:
-    written(tmp_path / "set" / "notes.txt", "hello")
-    with pytest.raises(InvalidData, match=r"holds notes\.txt"):
+    written(tmp_path / "set" / "notes.md", "hello")
+    with pytest.raises(InvalidData, match=r"holds notes\.md"):
         prepare(tmp_path / "set")
 
 

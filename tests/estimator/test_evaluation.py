@@ -117,7 +117,10 @@ def test_partial_fit_goes_on_with_new_users_and_interactions() -> None:
     grown = fairfold.Model("1x", settings=QUICK).partial_fit(early, progress=False, split=1.0)
     assert grown.partial_fit(late, progress=False, split=1.0) is grown
     whole = fitted(both, capacities="1x", split=1.0)
-    assert list(grown.recommend(50, k=5).items) == list(whole.recommend(50, k=5).items)
+    found, expected = (dict(zip(*one.recommend(50, k=80), strict=True)) for one in (grown, whole))
+    assert found.keys() == expected.keys()
+    # Items of equal popularity have other numbers, and are cut otherwise.
+    assert all(abs(found[item] - expected[item]) < 0.01 for item in expected)
 
 
 def test_an_explanation_is_what_the_score_loses_without_an_item(model: Model) -> None:

@@ -14,7 +14,7 @@ from fairfold.backends.batched import batched
 from fairfold.federation.algorithm import BatchedUpdates
 from fairfold.federation.federation import Federation
 from fairfold.federation.round import Backend, sequential
-from fairfold.federation.updates import Aggregate, ClientUpdate, ScheduledTask, State, Update
+from fairfold.federation.updates import Aggregate, ClientTask, ClientUpdate, ScheduledTask, State, Update
 from tests.support.federations import cloned, tiny_data, tiny_settings
 from tests.support.parity import precision
 from tests.support.pictures import SMALL, pictures
@@ -97,13 +97,12 @@ def after_step(federation: Federation, state: State, updates: list[ClientUpdate]
 
 def plus(first: Aggregate, second: Aggregate) -> Aggregate:
     """Add the sums of two parts of a round."""
-    result, known = Aggregate(), by_size(first)
+    result, totals = Aggregate(), dict[Any, tuple[ClientTask, Update]]()
     for task, update in [*first.parts(), *second.parts()]:
         key = tuple(task.projections.items())
-        if key in known and update is not known[key]:
-            continue
-        other = by_size(second).get(key) if key in known else None
-        result._sums[(len(result),)] = task, update if other is None else update + other
+        totals[key] = (task, totals[key][1] + update) if key in totals else (task, update)
+    for task, update in totals.values():
+        result._sums[(len(result),)] = task, update
     return result
 
 

@@ -141,7 +141,8 @@ class CoOccurrence(
             if counts is not None and private:
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
-        factors = min(settings.model.factors, low_rank.num_model_columns(head))
+        # A Krylov space of three times as many columns, and its image, are in memory while they are found.
+        factors = min(settings.model.factors, max(low_rank.COLUMNS_AT_ONCE, low_rank.TABLE_NUMBERS // (2 * head)))
         architecture = CoOccurrenceArchitecture(
             public.num_items,
             public.num_users,

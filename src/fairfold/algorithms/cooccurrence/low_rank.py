@@ -138,11 +138,6 @@ def num_columns(items: int, users: int, draft: bool) -> int:
     return max(1, min(items, users, most, max(COLUMNS_AT_ONCE, TABLE_NUMBERS // items)))
 
 
-def num_model_columns(items: int) -> int:
-    """Columns of W at most: a Krylov space of three times as many, and its image, are in memory while it is found."""
-    return max(COLUMNS_AT_ONCE, TABLE_NUMBERS // (2 * items))
-
-
 def factorize(gram: SparseGram, scales: Tensor, columns: int, passes: int = PASSES) -> Tensor:
     """B of so many columns, for which D G D ≈ B Bᵀ but for the diagonal."""
     weights = scales.to(gram.values.dtype)[:, None]
