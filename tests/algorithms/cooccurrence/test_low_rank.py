@@ -185,3 +185,25 @@ def test_sparse_sums_add_up_in_any_order(monkeypatch: pytest.MonkeyPatch, merged
         found = total.total()
         assert torch.equal(found.to_dense(), wanted)
         assert bool((found.indices()[0].diff() > 0).all())
+
+
+PEAK = """
+import resource
+import torch
+from fairfold.algorithms.cooccurrence.low_rank import DiagonalAndFactors, LowRankPrecision
+
+items = 4_000
+factors = torch.randn(items, 1_024)
+ones = torch.ones(items, dtype=torch.float64)
+precision = LowRankPrecision(ones, DiagonalAndFactors(ones, factors), factors, ones)
+near = torch.randint(0, items, (items, 64))
+torch.ones(31 << 18)  # 31 MiB: memory of this size is not returned from now on, as after a search for similar items
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+precision.correlations(near)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3)
+"""
+
+
+def test_correlations_of_many_pairs_take_the_memory_of_their_list() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=120)
+    assert float(done.stdout) < 150  # megabytes; kept pieces between temporaries took more than 900

@@ -23,6 +23,7 @@ MAX_COLUMNS, DRAFT_COLUMNS = 2_048, 512  # of B at most; of one that is there to
 PASSES = 3  # products of A with a table; more do not help
 SHIFT = 1e-6  # added to diagonals before a Cholesky decomposition, against the largest number there
 PADDED_AT_ONCE = 1 << 22  # numbers of rows that are searched together
+PRODUCTS_AT_ONCE = 1 << 20  # numbers of rows that are multiplied together
 LISTED_AT_ONCE = 1 << 21  # pairs of a sum that are put into rows together
 CANDIDATES = 64  # items that occur with an item most, of which the strongest pairs are chosen
 
@@ -202,7 +203,9 @@ class LowRankPrecision:
         other = torch.minimum(near, torch.arange(size)[:, None]).view(-1)
         keys = torch.unique((rarer * size + other)[rarer != other])
         rarer, other = torch.div(keys, size, rounding_mode="floor"), keys % size
-        step = max(1, PADDED_AT_ONCE // max(1, self.factors.shape[1]))
-        parts = zip(torch.split(rarer, step), torch.split(other, step), strict=True)
-        values = [(self.factors[one] * self.factors[another]).sum(1) for one, another in parts]
-        return rarer, other, torch.cat([self.factors.new_empty(0), *values])
+        step = max(1, PRODUCTS_AT_ONCE // max(1, self.factors.shape[1]))
+        values = self.factors.new_empty(len(keys))  # in one piece: kept pieces between large temporaries pin gigabytes
+        for start in range(0, len(keys), step):
+            here = slice(start, start + step)
+            values[here] = torch.linalg.vecdot(self.factors[rarer[here]], self.factors[other[here]])
+        return rarer, other, values
