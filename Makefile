@@ -49,8 +49,8 @@ test-faults: $(STAMP)  ## kill, refuse and cut off every kind of run folder at e
 	$(BIN)/python tests/faults/walk.py --kills $(KILLS) --losses $(LOSSES) --seed $(SEED)
 
 MUTANTS ?= 300
-test-mutants: $(STAMP)  ## change the library in drawn places, one at a time, and list what no test notices (hours; MUTANTS=300, SEED=)
-	$(BIN)/python tests/faults/mutants.py --count $(MUTANTS) --seed $(SEED)
+test-mutants: $(STAMP)  ## change the library in drawn places, one at a time, and list what no test notices (hours; MUTANTS=300, SEED=, WORKERS=2)
+	$(BIN)/python tests/faults/mutants.py --count $(MUTANTS) --seed $(SEED) --workers $(WORKERS)
 
 MINUTES ?= 10
 fuzz: $(STAMP)  ## damaged data, messages, folders, settings and kernel calls, new ones each time (MINUTES=10)

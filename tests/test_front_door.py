@@ -27,4 +27,4 @@ def test_simulate_is_a_function_whatever_was_imported_before(first: str) -> None
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sys, fairfold; assert not {'torch', 'polars', 'pydantic'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

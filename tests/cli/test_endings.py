@@ -73,7 +73,7 @@ class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[1]:
             print("here", flush=True)
-            time.sleep(60)
+            time.sleep(600)
 sys.meta_path.insert(0, Slow())
 from fairfold.cli import app
 sys.exit(app(sys.argv[2:]))
@@ -93,7 +93,7 @@ def test_a_signal_at_the_start_is_one_line(module: str, number: signal.Signals, 
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     process.send_signal(number)
-    _, metadata = process.communicate(timeout=30)
+    _, metadata = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     one_line(metadata, "interrupted")
 

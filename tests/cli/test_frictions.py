@@ -106,7 +106,7 @@ def test_usual_ways_of_reading_leave_settings_as_they_were() -> None:
 
 def test_the_version() -> None:
     assert works("--version").strip() == f"fairfold {__version__}"
-    asked = subprocess.run([sys.executable, "-m", "fairfold", "--version"], capture_output=True, text=True, timeout=60)
+    asked = subprocess.run([sys.executable, "-m", "fairfold", "--version"], capture_output=True, text=True, timeout=120)
     assert asked.stdout.strip() == f"fairfold {__version__}"
 
 

@@ -21,7 +21,7 @@ def slow(frame, path, **options):
     real(frame, path, **options)
     if "train" in str(path) or "rows" in str(path):
         print("writing", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 polars.DataFrame.write_parquet = slow
 from fairfold.cli import app
 app(["data", "prepare", sys.argv[1], "--cache", sys.argv[2]])
@@ -41,7 +41,7 @@ def test_an_interrupted_prepare_leaves_nothing_half_made(stop: signal.Signals, t
     with process.stdout:
         assert process.stdout.readline() == b"writing\n"
         process.send_signal(stop)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     assert process.returncode != 0
     assert not [name for name in names(cache) if not name.startswith(".")]
     if stop != signal.SIGKILL:

@@ -1,6 +1,5 @@
 """Clients: every row belongs to exactly one, and a million of them cost what the data costs."""
 
-import time
 import tracemalloc
 
 import numpy
@@ -78,7 +77,6 @@ def test_writers_below_0() -> None:
 
 def test_a_million_clients_cost_what_the_data_costs() -> None:
     labels = torch.arange(2_000_000) % 10
-    begin = time.perf_counter()
     tracemalloc.start()
     clients = by_label(labels, 1_000_000, 0.5)
     _, peak = tracemalloc.get_traced_memory()
@@ -90,4 +88,3 @@ def test_a_million_clients_cost_what_the_data_costs() -> None:
     )
     assert stored == 8 * (1_000_001 + 2_000_000)
     assert peak < 150e6  # a handful of numbers a row, no object a client
-    assert time.perf_counter() - begin < 30

@@ -1,10 +1,11 @@
 """Draw mutants of the library, one changed place each, and run the tests that concern the changed module.
 
-    python tests/faults/mutants.py --count 300 [--seed 1] [--only secure] [--minutes 8] [--out mutants.json]
+    python tests/faults/mutants.py --count 300 [--seed 1] [--only secure] [--minutes 8] [--workers 4] [--out FILE]
 
 A mutant that every chosen test passes survives: a test is missing, or the change means nothing. The chosen tests are
-the files that import the module, or whose folder and name are its own; slow tests, and tests in processes of their own,
-do not see a mutant. Results are added to the file given with ``--out``, and what it holds is not run again.
+the files that import the module, or whose folder and name are its own, and for what these let pass the laws; slow
+tests, and tests in processes of their own, do not see a mutant. No file is changed: each mutant is loaded in a process
+of its own. Results are added to the file given with ``--out``, and what it holds is not run again.
 """
 
 import argparse
@@ -15,10 +16,11 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "fairfold"
 LEFT_OUT = ("cli/", "kernels/gpu/", "runs/plots", "runs/report", "runs/trackers", "backends/cuda_graph")
 TEST_FOLDERS = ("slow", "faults", "experiments")
-MAX_FILES, TEST_SECONDS, MUTANT_SECONDS = 5, 60, 240
+LAWS = sorted(map(str, (ROOT / "tests" / "laws").glob("test_*.py")))
+MAX_FILES = 5
+CPU_SECONDS, WALL_SECONDS = 240, 1_800  # of the tests of a mutant: a busy machine kills none, a loop without end ends
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
     ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
@@ -40,7 +44,7 @@ CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed place: the text from ``start`` to ``stop`` of a file becomes another."""
+    """A changed place: the bytes from ``start`` to ``stop`` of a file become another text."""
 
     path: str
     line: int
@@ -48,6 +52,7 @@ class Mutant:
     stop: int
     text: str
     before: str
+    content: bytes = field(default=b"", repr=False, compare=False)  # of the file when it was drawn
 
     @property
     def name(self) -> str:
@@ -109,7 +114,7 @@ def mutants_of(path: Path) -> list[Mutant]:
             stop = starts[end - 1] + getattr(place, "end_col_offset")  # noqa: B009
             before = content[start:stop].decode()
             if " ".join(before.split()) != other:
-                found.add(Mutant(str(path.relative_to(SOURCE)), line, start, stop, other, before[:80]))
+                found.add(Mutant(str(path.relative_to(SOURCE)), line, start, stop, other, before[:80], content))
     return sorted(found, key=lambda one: (one.start, one.stop, one.text))
 
 
@@ -157,7 +162,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self.mutant = mutant
 
     def get_code(self, fullname: str) -> Any:
-        content = Path(self.path).read_bytes()
+        content = self.mutant.content
         changed = content[: self.mutant.start] + self.mutant.text.encode() + content[self.mutant.stop :]
         return compile(changed, self.path, "exec", dont_inherit=True)
 
@@ -188,7 +193,8 @@ def _test(mutant: Mutant | None, files: list[str]) -> None:
     os.dup2(quiet, 2)
     if mutant is not None:
         sys.meta_path.insert(0, _Finder(mutant))
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout=0"]
     os._exit(pytest.main([*options, *files]))
 
 
@@ -196,12 +202,25 @@ def run(mutant: Mutant | None, files: list[str]) -> str:
     """``killed`` or ``survived``; a mutant that hangs is killed. None is the library as it is, which has to survive."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(mutant, files))
     process.start()
-    process.join(MUTANT_SECONDS)
+    process.join(WALL_SECONDS)
     if process.is_alive():
         os.killpg(process.pid or 0, 9)
         process.join()
         return "killed"
     return "survived" if process.exitcode == 0 else "killed"
+
+
+def _work(mutants: list[Mutant], sound: dict[str, bool], ends: float, done: Any) -> None:
+    """Run a worker's mutants, and put each with its state into a queue; None when all are done, or the time is over."""
+    for one in mutants:
+        if time.monotonic() >= ends:
+            break
+        files = tests_of(one.path)
+        if one.path not in sound:
+            sound[one.path] = bool(files) and run(None, files) == "survived"
+        state = run(one, files) if sound[one.path] else "no tests that pass"
+        done.put((one.name, run(one, LAWS) if state == "survived" else state))
+    done.put(None)
 
 
 def report(results: dict[str, str]) -> str:
@@ -219,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.json")
     parser.add_argument("--list", action="store_true", help="only list them")
     given = parser.parse_args(arguments)
@@ -230,17 +250,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     torch.set_num_threads(1)
     results: dict[str, str] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    sound = dict[str, bool]()  # whether the tests of a file pass without a mutant
-    ends = time.monotonic() + 60 * given.minutes
-    for one in mutants:
-        if one.name not in results and time.monotonic() < ends:
-            files = tests_of(one.path)
-            if one.path not in sound:
-                sound[one.path] = bool(files) and run(None, files) == "survived"
-            results[one.name] = run(one, files) if sound[one.path] else "no tests that pass"
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps(results, indent=1))
-            print(f"{results[one.name]}: {one.name}", flush=True)  # noqa: T201
+    left = [one for one in mutants if one.name not in results]
+    context, ends = multiprocessing.get_context("fork"), time.monotonic() + 60 * given.minutes
+    done: Any = context.Queue()
+    for worker in range(given.workers):
+        context.Process(target=_work, args=(left[worker :: given.workers], {}, ends, done)).start()
+    working = given.workers
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    while working:
+        if (found := done.get()) is None:
+            working -= 1
+            continue
+        results[found[0]] = found[1]
+        given.out.write_text(json.dumps(results, indent=1))
+        print(f"{found[1]}: {found[0]}", flush=True)  # noqa: T201
     known = {one.name for one in mutants}
     print(report({name: state for name, state in results.items() if name in known}))  # noqa: T201
 

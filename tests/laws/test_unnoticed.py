@@ -1,6 +1,7 @@
 """Changes of single lines that no test had noticed: one test for each, by what the line is for."""
 
 from pathlib import Path
+from typing import Any
 
 import polars
 import pytest
@@ -11,15 +12,24 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, g
 from fairfold.data import Interactions
 from fairfold.errors import FairfoldError, InvalidState, RequestRefused
 from fairfold.estimator.inputs import _series
+from fairfold.federation.algorithm import mean_change
+from fairfold.federation.federation import Federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import run_round, sequential
+from fairfold.federation.scheduling import CLOCK
+from fairfold.federation.simulation import _never_drawn_notes
 from fairfold.federation.updates import Aggregate, ClientTask, Update
 from fairfold.methods.fair import _largest_on_chain
 from fairfold.metrics.rating_baselines import BiasedMF
 from fairfold.privacy.audit.decoding import score_decoding
+from fairfold.privacy.audit.reconstruction import UpdateReader
 from fairfold.privacy.secure.keys import Identity, Trust, new_secret, public_of, read_enrolled
 from fairfold.privacy.secure.masking import Ring
 from fairfold.privacy.secure.messages import Advert
 from fairfold.subspace import Capacity, Subspace
 from fairfold.subspace.projection import Hashed, whole
+from tests.support.audit import ITEMS, audited_settings, devices_of
+from tests.support.federations import after_rounds, tiny_data, tiny_settings
 
 SESSION = bytes(32)
 
@@ -115,3 +125,44 @@ def test_survivors_that_lost_a_whole_side_are_isolated() -> None:
         for direction in (1, -1):
             gone = {ring.order[(place + direction * step) % 200] for step in range(1, half + 1)}
             assert ring.isolated(set(members) - gone) is not None
+
+
+def test_rows_of_factors_are_read_as_the_rows_of_their_products() -> None:
+    """A change of two factors changes the product by what it adds to it, not by the product of changes."""
+    plan: dict[str, Any] = {"subspace.method": "fedhm", "fleet.capacities": "1x-2x", "algorithm.local_lr": 0.1}
+    devices, _ = devices_of(audited_settings("gradient", **plan))
+    seen = next(one for one in devices.updates(list(range(60))) if not one.task.projections["item.weight"].linear)
+    held, before = seen.task.projections["item.weight"], seen.task.vectors["item.weight"]
+    change = mean_change(
+        devices.sampler.plan.algorithm, seen.task, "item.weight", seen.update.sums["item.weight"], seen.update.weight
+    )
+    expected = (held.recover(before + change) - held.recover(before)).view(ITEMS, -1)
+    torch.testing.assert_close(UpdateReader(devices).rows(seen), expected)
+    assert expected.abs().max() > 0
+
+
+@pytest.mark.parametrize("asynchronous", [{}, {"asynchronous": {"buffer_size": 2}, "latency": {"median_seconds": 1.0}}])
+def test_a_run_says_how_many_devices_were_never_drawn(asynchronous: dict[str, Any]) -> None:
+    settings = tiny_settings(clients_per_round=2, rounds=2, **asynchronous)
+    federation = Federation.of(settings, tiny_data(users=12))
+    state = after_rounds(federation, federation.initial(), 2)
+    if asynchronous:
+        drawn = int(state.algorithm_state[CLOCK]["drawn"].sum())
+        assert 2 < drawn < 12
+    else:
+        drawn = len({int(user) for number in range(2) for user in federation.sampler.cohort(number)})
+    (note,) = _never_drawn_notes(federation, state)
+    assert note.startswith(f"{12 - drawn} of 12 devices were never drawn.")
+    everybody = Federation.of(tiny_settings(clients_per_round=12), tiny_data(users=12))
+    assert _never_drawn_notes(everybody, after_rounds(everybody, everybody.initial())) == []
+
+
+def test_a_refused_update_is_logged_with_its_round_and_client(caplog: pytest.LogCaptureFixture) -> None:
+    federation = Federation.of(tiny_settings(faults={"nan": 1.0}), tiny_data())
+    rejections, state = Rejections(), federation.initial()
+    cohort = federation.sampler.cohort(0)
+    with caplog.at_level("WARNING", "fairfold"):
+        run_round(state, federation.sampler, federation.clients, rejections, sequential)
+    assert rejections.counts == {"NaN or infinity": len(cohort)}
+    expected = {f"round 1: client {int(client)} left out: NaN or infinity" for client in cohort}
+    assert {record.getMessage() for record in caplog.records} == expected

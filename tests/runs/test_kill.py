@@ -65,7 +65,7 @@ def ended_by(signal_number: int, out: Path, environment: dict[str, str]) -> tupl
         while not list((out / "checkpoints").glob("*.json")) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal_number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=200)
     assert not (out / "result.json").exists(), "it ended before it could be killed"
     return process.returncode, output
 

@@ -103,15 +103,16 @@ def test_pieces_count_until_they_are_fetched(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_nobody_fetched_in_time_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairfold.flower.fleet.superlink.RELEASE_PAUSE", 0.0)
     quota, state = Quota(2 << 20, 1 << 30), State()
-    quota.give(1, "first", time.time() + 0.2)
+    quota.give(1, "first", soon())
     announced(quota, state, "first", tree("root", tree(0)))
     quota.upload(1, name(0), len(PIECE), state)
     state.object_store.put(name(0), PIECE)
-    quota.give(1, "second", soon())
+    quota.give(1, "second", soon() + 1_000)
     announced(quota, state, "second", tree("next", tree(1)))
     with pytest.raises(UploadRefused):
         quota.upload(1, name(1), len(PIECE), state)
-    time.sleep(0.3)
+    later = time.time() + 500
+    monkeypatch.setattr("fairfold.flower.fleet.superlink.time.time", lambda: later)
     quota.upload(1, name(1), len(PIECE), state)
     assert state.deleted == {"first"}
     assert len(state.object_store) == 2
