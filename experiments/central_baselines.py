@@ -12,8 +12,7 @@ from fairfold.data.sampling import generator
 from fairfold.errors import FairfoldError, InvalidData, InvalidSettings
 from fairfold.metrics.ranking import Scorer, evaluate_ranking
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Popularity, Ridge, largest_side
-from fairfold.metrics.rating import error_shares, rating_errors
-from fairfold.metrics.rating_baselines import fitted_rating_baselines
+from fairfold.metrics.rating import error_shares, fitted_rating_baselines, rating_errors
 from fairfold.metrics.tuned_baselines import (
     STRONG_BASELINES,
     TunedBaseline,

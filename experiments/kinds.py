@@ -97,11 +97,10 @@ class Kind(ABC):
 @cache
 def data_facts_of(values: str) -> dict[str, Any]:
     """Fingerprint of the data of some settings; empty for synthetic data, which follow from the settings."""
-    from fairfold.data.fingerprint import data_fingerprint
     from fairfold.federation.federation import load_data
 
     settings = read_settings(loads(values))
-    return {} if settings.data.kind == "synthetic" else data_fingerprint(load_data(settings)[0])
+    return {} if settings.data.kind == "synthetic" else load_data(settings)[0].fingerprint()
 
 
 class _Federated(Kind):
@@ -275,9 +274,7 @@ class _FedRec(_DataclassKind):
     """A federated recommender of the literature, ours, or a central baseline, with leave-one-out by time."""
 
     def data(self, values: Values) -> dict[str, Any]:
-        from fairfold.data.fingerprint import data_fingerprint
-
-        return data_fingerprint(leave_newest_out(self.settings(values).data))
+        return leave_newest_out(self.settings(values).data).fingerprint()
 
     def trials(self, values: Values) -> dict[str, tuple[str, Values]]:
         return {name: ("fedrec-trial", trial) for name, trial in trial_settings(values).items()}

@@ -10,7 +10,7 @@ import pytest
 
 import fairfold
 from fairfold import simulate
-from fairfold.cli.splits import spread_table
+from fairfold.cli.train import spread_table
 from fairfold.config import read_settings
 from fairfold.config.files import load_settings
 from fairfold.data.synthetic import SyntheticDataset

@@ -14,8 +14,8 @@ from fairfold.data.store import write_images, write_manifest
 from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError
 from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate
-from fairfold.runs import baselines as references
 from fairfold.runs import checkpoint
+from fairfold.runs import train as references
 from fairfold.runs.device_model import device_model, read_device_model, write_device_model
 from fairfold.runs.folder import read_metrics, read_result, read_run_settings
 from fairfold.runs.loaded import load_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairfold.errors import InvalidState
 from fairfold.federation.federation import Federation
-from fairfold.federation.server_step import (
+from fairfold.federation.round import (
     Contribution,
     StepFailed,
     checked_server_update,

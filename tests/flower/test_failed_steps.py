@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
 from fairfold.errors import InvalidState
-from fairfold.federation.server_step import CULPRIT, STEP_FAILED
+from fairfold.federation.round import CULPRIT, STEP_FAILED
 from fairfold.federation.updates import Aggregate, nonzero_values
 from fairfold.flower.protocol import ARRAYS, STATISTICS
 from fairfold.flower.vectors import INDICES

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError, InvalidVector
-from fairfold.kernels import cooccurrence
-from fairfold.kernels.cooccurrence import PackedRows
+from fairfold.kernels import reference
 from fairfold.kernels.native import calls, loader
+from fairfold.kernels.reference import PackedRows
 
 ROWS, COLUMNS = 7, 5
 TABLE = PackedRows(torch.arange(ROWS * (2 + COLUMNS), dtype=torch.uint8), ROWS, COLUMNS, 8)
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.float32, torch.float64, torch.float16]
 Operation = Callable[..., Tensor]
 OPERATIONS: dict[Operation, Operation] = {
-    calls.pair_sums: cooccurrence.pair_sums,
-    calls.packed_products: cooccurrence.packed_products,
-    calls.packed_sum: cooccurrence.packed_sum,
+    calls.pair_sums: reference.pair_sums,
+    calls.packed_products: reference.packed_products,
+    calls.packed_sum: reference.packed_sum,
 }
 
 

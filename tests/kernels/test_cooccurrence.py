@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels import cooccurrence as reference
-from fairfold.kernels import native, ops
+from fairfold.kernels import native, ops, reference
 from fairfold.kernels.native import calls
 
 if not native.status().available:

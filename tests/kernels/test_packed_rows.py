@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels import cooccurrence as reference
-from fairfold.kernels.cooccurrence import PackedRows
+from fairfold.kernels import reference
 from fairfold.kernels.native import calls
+from fairfold.kernels.reference import PackedRows
 from fairfold.subspace.packed import QuantizedRows
 
 pytestmark = pytest.mark.usefixtures("instructions")

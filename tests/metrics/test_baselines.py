@@ -22,7 +22,7 @@ from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Popularity, Ridge
-from fairfold.metrics.rating_baselines import Means
+from fairfold.metrics.rating import Means
 
 SHARED = Path(os.environ.get("FAIRFOLD_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 ORDERS = [(13, 40), (40, 13)]  # fewer users than items, fewer items than users

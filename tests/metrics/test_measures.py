@@ -9,7 +9,7 @@ import torch
 
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.metrics.measures import Measure, measure_ranking, paired_test
+from fairfold.metrics.ranking import Measure, measure_ranking, paired_test
 from tests.metrics.test_agreement import random_case
 
 TREC = {

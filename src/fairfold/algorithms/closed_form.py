@@ -6,7 +6,22 @@ the *projected* one, the mean and not the sum of a slot's coordinates (tests/law
 columns have unit length). It is linear in u uᵀ, so the updates of all users of a size take two passes over the items.
 
 With ``server_optimizer="newton"`` clients also send Σ u uᵀ, and the server divides by each item's Hessian: federated
-alternating least squares (:mod:`fairfold.algorithms.newton`), which needs tens of rounds in the place of hundreds.
+alternating least squares (iALS), which needs tens of rounds in the place of hundreds.
+
+**The Newton step.** With users' vectors u solved exactly, the loss of an item's row v is quadratic. Its gradient is the
+change that clients send. Its Hessian is w·Σ u uᵀ + (1 − w)·Σ⁺ u uᵀ, where Σ⁺ is over the users of this item and w is
+the weight of the others. A d × d matrix for every item would be far more than a row, so Σ⁺ u uᵀ is taken to be c·Σ u uᵀ
+with c the share of users that have the item: what is left to send is one d × d matrix. It is exact for w = 1, where one
+step is the least-squares solution for all rows, and else errs towards the mean user. All of it is a sum over clients,
+in any subspace: the change of a slot is a mean over its items, so the step of a slot that whole rows share is the step
+of that mean.
+
+**Few clients per round.** The least squares of one round's users alone would follow their noise and forget all others.
+So each round's statistics, the Gram matrix and the right sides b = change + H v, join a running mean, in round t with
+a = share / (1 − (1 − share)ᵗ): an update fades as fast as clients come by, and the first round counts whole.
+The right sides need not be kept. The rows solved the mean before, (H̄ + ridge) v = b̄, so the gradient of the old part
+vanishes, and the new solution is v + a·(H̄′ + ridge)⁻¹ (change − ridge v): a step of length a by the running mean of
+Gram matrices, which is all that the server keeps. If everybody takes part a is 1, and nothing is kept from before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +33,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.averaging import AveragingAlgorithm, mean_changes
-from fairfold.algorithms.newton import GRAM, newton_step, running_gram
 from fairfold.data import Interactions
 from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan
-from fairfold.federation.updates import (
-    Aggregate,
-    ClientTask,
-    ClientUpdate,
-    ScheduledTask,
-    State,
-    Update,
-    group_by_task,
-)
+from fairfold.federation.updates import Aggregate, ClientTask, ClientUpdate, ScheduledTask, State, Update, group_by_task
 from fairfold.kernels import ops
 from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
@@ -49,6 +55,12 @@ NEWTON = "newton"
 
 POPULATION = "population"
 """Name of the statistic whose first number counts users, which a Newton step needs; the other two are 0."""
+GRAM = "user_gram"
+"""Name of the sum of u uᵀ over users, which a Newton step needs."""
+SEEN = "seen"
+"""Name of the sum of the weights of the rounds in the running mean: 1 − (1 − share)ᵗ."""
+EPSILON = 1e-9
+"""Added to the Hessian, which is singular where there are fewer users than factors."""
 
 
 class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
@@ -266,3 +278,31 @@ def item_blocks(compact: Tensor, subspace: Subspace, factors: int) -> Iterator[t
         block = torch.empty((last - first) * factors, dtype=compact.dtype)
         ops.recover_range(subspace.layout, compact, first * factors, block)
         yield first, block.view(-1, factors)
+
+
+def newton_step(
+    rows: Tensor, change: Tensor, gram: Tensor, shares: Tensor, unobserved_weight: float, ridge: Tensor
+) -> Tensor:
+    """The step from item rows to the minimum of the mean loss, by each item's approximate Hessian.
+
+    Args:
+        rows: Item rows [items, factors].
+        change: Minus the gradient of the users' mean loss [items, factors], without the ridge.
+        gram: Mean of u uᵀ over users [factors, factors].
+        shares: Share of users that have each item [items].
+        unobserved_weight: w, weight of an item that a user does not have, against 1.
+        ridge: Ridge of each item's row, divided by the number of users [items].
+    """
+    weights = unobserved_weight + (1 - unobserved_weight) * shares
+    values, vectors = torch.linalg.eigh(gram)
+    hessian = weights[:, None] * values.clamp(min=0) + (ridge[:, None] + EPSILON)
+    step: Tensor = ((change - ridge[:, None] * rows) @ vectors / hessian) @ vectors.T
+    return step
+
+
+def running_gram(kept: Weights, gram: Tensor, share: float) -> tuple[Weights, float]:
+    """The running mean of Gram matrices after a round in which a share of clients took part, and that round's rate."""
+    seen = share + (1 - share) * float(kept[SEEN] if kept else 0.0)
+    rate = share / seen
+    mean = torch.lerp(kept[GRAM].to(gram), gram, rate) if kept else gram
+    return {GRAM: mean, SEEN: torch.tensor([seen], dtype=torch.float64)}, rate

@@ -14,8 +14,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.inference import export, recommend
     from fairfold.cli.inspection import audit, doctor, report, watch
     from fairfold.cli.node import node, node_recommend
-    from fairfold.cli.plan import plan
-    from fairfold.cli.recipes import recipes
+    from fairfold.cli.plan import plan, recipes
     from fairfold.cli.server import server
     from fairfold.cli.train import train
 

@@ -1,4 +1,4 @@
-"""``fairfold plan``: what a device with so much memory gets, before anything is trained."""
+"""``fairfold recipes`` and ``fairfold plan``: the settings that come with fairfold, and what devices get of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairfold.cli.console import Terminal, make_table
 from fairfold.cli.options import Change, Data, Recipe, collect_changes, resolve_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fairfold.cli.options import ResolvedSettings
+    from fairfold.config import Settings
     from fairfold.subspace.projection import Projection
+UPDATES = {"gradient": "local SGD", "closed_form": "closed form", "co_occurrence": "co-occurrence"}
+"""What clients compute, by algorithm; others go by their names."""
 
 
 def plan(
@@ -138,3 +142,33 @@ def describe_truncation(held: Mapping[str, Projection]) -> dict[str, str]:
     lengths = {name: f"{held[of].description()['kept'][0]:,}" for name, of in lists.items() if of in held}
     shape = {"rows": f"{num_rows:,} of {rows.shape[0]:,}", "columns": str(width - FACTORS), "bits": str(rows.bits)}
     return shape | lengths
+
+
+def recipes() -> None:
+    """List the recipes: what devices hold, what they compute, and what each is for.
+
+    A recipe is a subspace (hashed, ranked or truncated tables) with an update that adds up over devices. `fairfold
+    train --recipe fair --show-settings` shows all settings of one.
+
+    Examples:
+        fairfold recipes
+    """
+    from fairfold.config.files import DEFAULT_RECIPE, load_settings, recipe_summary
+    from fairfold.config.files import recipes as known
+
+    console = Terminal()
+    table = make_table(["recipe", "subspace", "update", "what it is"], [])
+    for name in sorted(known(), key=lambda name: (name != DEFAULT_RECIPE, name)):
+        settings = load_settings(None, {}, name)
+        update = UPDATES.get(settings.algorithm.kind, settings.algorithm.kind)
+        table.add_row(name, subspace_of(settings), update, recipe_summary(name))
+    console.print(table)
+    console.echo("Use one with --recipe NAME (train, federate, server init, plan), or fit(recipe=NAME).")
+
+
+def subspace_of(settings: Settings) -> str:
+    """What devices hold, in a word: ranked, hashed or truncated tables."""
+    from fairfold.methods import Fair
+
+    method = settings.subspace
+    return ("ranked" if method.ranked else "hashed") if isinstance(method, Fair) else method.method

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fairfold.data.files import pieces, unreadable
+from fairfold.data.interactions import sha256_of
 from fairfold.errors import InvalidData
 
 # Third byte of an IDX file: the type of its elements, stored with the high byte first.
@@ -56,6 +57,11 @@ class ImageDataset:
         counts = {"train": len(self.train), "test": len(self.test), "classes": self.num_classes}
         writers = {"train_writers": self.train.writers, "test_writers": self.test.writers}
         return counts | {name: len(numpy.unique(ids.numpy())) for name, ids in writers.items() if ids is not None}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name, counts and checksum, by which a run recognizes the data it belongs to."""
+        tensors = [tensor for part in (self.train, self.test) for tensor in (part.images, part.labels, part.writers)]
+        return {"name": self.name, **self.counts(), "sha256": sha256_of(tensors)}
 
 
 def read_idx(path: Path) -> NDArray[Any]:

@@ -1,5 +1,7 @@
 """Interactions of users with items, grouped by user, and data sets of them."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -49,6 +51,15 @@ def items_at(ranks: Tensor, leading: Tensor) -> Tensor:
 def offsets_of(counts: Tensor) -> Tensor:
     """Start of each group and end of the last, int64 [groups + 1], from the sizes of the groups."""
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+def sha256_of(tensors: Iterable[Tensor | None]) -> str:
+    """SHA-256 of the numbers of some tensors, one after another."""
+    checksum = hashlib.sha256()
+    for tensor in tensors:
+        if tensor is not None and tensor.numel():
+            checksum.update(tensor.contiguous().numpy().data)
+    return checksum.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -186,3 +197,9 @@ class Dataset:
     def num_items(self) -> int:
         """Size of the catalog."""
         return self.train.num_items
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Name, counts and checksum, by which runs and cached baselines recognize the data they belong to."""
+        counts = {"users": self.num_users, "items": self.num_items, "interactions": len(self.train)}
+        tensors = [tensor for part in (self.train, self.test) for tensor in (part.offsets, part.items, part.ratings)]
+        return {"name": self.name, **counts, "sha256": sha256_of(tensors)}

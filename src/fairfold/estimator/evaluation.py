@@ -17,7 +17,7 @@ from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import popularity_baseline
 from fairfold.federation.updates import reduce_per_size
-from fairfold.metrics.measures import Estimate, Measure, measure_ranking, paired_test
+from fairfold.metrics.ranking import Estimate, Measure, measure_ranking, paired_test
 from fairfold.metrics.rating import error_shares
 from fairfold.metrics.tuned_baselines import tuned_scorers
 

@@ -221,7 +221,7 @@ class Model(Parameters):
             test: Interactions in place of the held-out ones, in any form that :func:`fairfold.fit` takes but a path.
                 Unknown users and items, and interactions of the training data, are left out with a warning.
             metrics: ``"ndcg@10"``, ``"recall@20"``, ``"precision@10"``, ``"hit@10"``, ``"mrr"``, ``"map"``,
-                ``"coverage@10"``, ``"novelty@10"`` (:mod:`fairfold.metrics.measures`); ``"mse"``, ``"rmse"`` and
+                ``"coverage@10"``, ``"novelty@10"`` (:mod:`fairfold.metrics.ranking`); ``"mse"``, ``"rmse"`` and
                 ``"mae"`` of a model of ratings. The run's own metric if none are given.
             baselines: Also EASE, iALS and item-kNN, tuned on the same data (minutes on large data).
         """

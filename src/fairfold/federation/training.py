@@ -149,7 +149,7 @@ class RankingTraining:
         return RoundSamples(items, targets, ends=ends)
 
     def negative_weights(self, counts: Tensor) -> Tensor:
-        """Weight of a negative of users with so many items: see :func:`fairfold.models.losses.sampled_squares`."""
+        """Weight of a negative of users with so many items: see :func:`fairfold.models.recommender.sampled_squares`."""
         others = self.num_items - counts
         return self.steps.unobserved_weight * others / (counts.clamp(min=1) * self.steps.num_negatives)
 

@@ -19,7 +19,7 @@ from fairfold.federation.algorithm import BoundsContributions, WeighsUsers
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.server_step import (
+from fairfold.federation.round import (
     CULPRIT,
     STEP_FAILED,
     Contribution,

@@ -28,8 +28,8 @@ from fairfold.federation.architecture import ImageShape
 from fairfold.federation.evaluation import Quality
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import Contribution
 from fairfold.federation.scheduling import count_staleness
-from fairfold.federation.server_step import Contribution
 from fairfold.federation.simulation import Progress
 from fairfold.federation.updates import PublicStatistics, State
 from fairfold.flower import preparation

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fairfold.kernels import cooccurrence, gpu, hashing, reference, training
+from fairfold.kernels import gpu, hashing, reference, training
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import calls
 from fairfold.kernels.native.loader import NotSupported
@@ -70,9 +70,9 @@ unfold_groups = _dispatched(reference.unfold_groups, calls.unfold_groups)
 factorize = _dispatched(reference.factorize, calls.factorize)
 recover_positions = _dispatched(reference.recover_positions, calls.recover_positions)
 accumulate_positions = _dispatched(reference.accumulate_positions, calls.accumulate_positions)
-pair_sums = _dispatched(cooccurrence.pair_sums, calls.pair_sums)
-packed_products = _dispatched(cooccurrence.packed_products, calls.packed_products)
-packed_sum = _dispatched(cooccurrence.packed_sum, calls.packed_sum)
+pair_sums = _dispatched(reference.pair_sums, calls.pair_sums)
+packed_products = _dispatched(reference.packed_products, calls.packed_products)
+packed_sum = _dispatched(reference.packed_sum, calls.packed_sum)
 recover_lines = _dispatched(reference.recover_lines, None, "training")
 accumulate_lines = _dispatched(reference.accumulate_lines, None, "training")
 step_prefix = torch.no_grad()(_dispatched(reference.step_prefix, None, "training"))

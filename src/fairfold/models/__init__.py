@@ -2,8 +2,7 @@
 
 from fairfold.models.factorization import MF, NeuMF, NeuMFMLP
 from fairfold.models.images import MLP, LeNet
-from fairfold.models.losses import sampled_bpr, sampled_softmax, sampled_squares
-from fairfold.models.recommender import Recommender, predictor, scorer
+from fairfold.models.recommender import Recommender, predictor, sampled_bpr, sampled_softmax, sampled_squares, scorer
 
 __all__ = [
     "MF", "MLP", "LeNet", "NeuMF", "NeuMFMLP", "Recommender", "predictor", "sampled_bpr", "sampled_softmax",

@@ -1,4 +1,4 @@
-"""The base class of recommenders, custom models by name, and scores and ratings from a model."""
+"""The base class of recommenders, custom models by name, scores and ratings from a model, and losses of samples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fairfold.errors import InvalidSettings
@@ -163,3 +164,26 @@ def _evaluating(model: nn.Module) -> Iterator[torch.device]:
             yield next(model.parameters()).device
     finally:
         model.train(was_training)
+
+
+def sampled_bpr(scores: Tensor) -> Tensor:
+    """Bayesian personalised ranking (Rendle et al. 2009): mean of -log σ(first - drawn) of [samples, 1 + drawn]."""
+    return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
+
+
+def sampled_softmax(scores: Tensor) -> Tensor:
+    """-log of the probability that the first item of [samples, 1 + drawn] is the one chosen among them.
+
+    Items are drawn with equal chance, so log Q is a constant that a softmax does not see: nothing has to be corrected,
+    however few are drawn. With one of them this is BPR.
+    """
+    return torch.logsumexp(scores, 1) - scores[:, 0]
+
+
+def sampled_squares(scores: Tensor, weight: Tensor) -> Tensor:
+    """Half the squared error: 1 is wanted for the first item of [samples, 1 + drawn], 0 for the others.
+
+    A user with c of n items has c samples, with m drawn each from the n - c others. With a weight of w·(n - c) / (c·m)
+    the sum over the samples is in expectation half of Σ⁺ (1 - s)² + w·Σ⁻ s², over all n items.
+    """
+    return 0.5 * ((1 - scores[:, 0]).square() + weight * scores[:, 1:].square().sum(1))

@@ -16,7 +16,6 @@ from torch import Tensor
 from fairfold.config import Settings, read_settings
 from fairfold.config.tables import DeviceData
 from fairfold.data import Dataset, Interactions
-from fairfold.data.fingerprint import data_fingerprint
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import items_at, ranks_of
 from fairfold.errors import InvalidSettings, did_you_mean
@@ -45,7 +44,7 @@ class LoadedRun:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Fingerprint of the data."""
-        return data_fingerprint(self.federation.data) if self.data_facts is None else self.data_facts
+        return self.federation.data.fingerprint() if self.data_facts is None else self.data_facts
 
     @property
     def plan(self) -> Plan:
@@ -129,7 +128,7 @@ def load_run(path: Path, echo: checkpoint.Echo = lambda _: None, *, newest: bool
         facts = found.data
     else:
         data = load_run_data(path, settings)
-        facts = data_fingerprint(data)
+        facts = data.fingerprint()
         checkpoint.require_same_data(found, facts, path)
         federation = Federation.of(settings, data)
     checkpoint.require_same_shapes(found, federation.plan.architecture.shapes, path)

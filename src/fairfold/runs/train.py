@@ -2,9 +2,12 @@
 
 Several processes (ranks) may share a run. All run the same simulation on the same data; settings and checkpoint come
 from the first, which alone needs the folder, and each loads the data for itself after the first has prepared it.
+Baselines that need no federation are computed beside it; strong ones are tuned once per data set and cached.
 """
 
 import contextlib
+import hashlib
+import json
 import logging
 import re
 import time
@@ -17,8 +20,8 @@ import torch
 
 from fairfold import __version__
 from fairfold.config import Settings, read_settings
-from fairfold.data.fingerprint import data_fingerprint
-from fairfold.errors import InvalidCapacity
+from fairfold.data.files import Stages, cache_folder, no_progress
+from fairfold.errors import CannotWrite, FairfoldError, InvalidCapacity
 from fairfold.federation.aggregation import ONE, Ranks
 from fairfold.federation.architecture import Storage
 from fairfold.federation.evaluation import Callback, Result, RoundReport
@@ -26,13 +29,19 @@ from fairfold.federation.federation import Federation, load_federation
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.simulation import Progress, simulate, stop_reason
 from fairfold.metrics.ranking import RankingResult
-from fairfold.metrics.rating import Predictor
+from fairfold.metrics.ranking_baselines import largest_side
+from fairfold.metrics.rating import Predictor, fitted_rating_baselines
+from fairfold.metrics.tuned_baselines import tuned_strong_baselines
 from fairfold.runs import checkpoint
 from fairfold.runs.checkpoint import Echo
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.tensors import read_checked_tensors, write_checked_tensors
+from fairfold.runs.units import human_seconds
 
 log = logging.getLogger("fairfold.runs")
 BaselineFactory = Callable[[Federation], Mapping[str, RankingResult | Predictor]]
+VERSION = 4  # version of cached baselines; raised whenever the baselines, or how they are tuned, change
+USERS = "users"
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def run(
     The folder ``out`` is ``runs/DATE-TIME-DATA`` if not given. ``resume`` goes on from its newest whole checkpoint, to
     the same result as an uninterrupted run. Checkpoints come every so many rounds, by default as often as costs at most
     a tenth of the time. ``callbacks`` may be a function that makes them from the folder; ``more_baselines`` is one such
-    as :func:`fairfold.runs.baselines.strong_baselines`. Other processes of ``ranks`` call :func:`follow_run`.
+    as :func:`fairfold.runs.train.strong_baselines`. Other processes of ``ranks`` call :func:`follow_run`.
 
     Example:
         >>> import tempfile
@@ -83,7 +92,7 @@ def run(
             reason = re.search(r"N/A: (.*)\)", error.needed)
             RunFolder.create(settings, out).write_refusal(settings, reason[1] if reason else str(error))
         raise
-    facts = data_fingerprint(federation.data)
+    facts = federation.data.fingerprint()
     if found is not None and out is not None:
         checkpoint.require_same_data(found, facts, out)
         checkpoint.require_same_shapes(found, federation.plan.architecture.shapes, out)
@@ -241,3 +250,45 @@ def follow_run(settings: Settings, ranks: Ranks) -> None:
             progress.gather()
 
     simulate(settings, gather, federation=federation, baselines=baselines, progress=progress, ranks=ranks)
+
+
+def rating_baselines(federation: Federation, echo: Echo = lambda _: None) -> dict[str, Predictor]:
+    """Tune means, biases and matrix factorization by SGD on the ratings of a run."""
+    echo("Tuning baselines on held-out ratings: matrix factorization by SGD (not with --set run.baselines=false).")
+    return {name: predict for name, predict, _ in fitted_rating_baselines(federation.interactions.train)}
+
+
+def strong_baselines(
+    federation: Federation, stages: Stages = no_progress, echo: Echo = lambda _: None, cache: Path | None = None
+) -> dict[str, RankingResult]:
+    """Evaluate tuned EASE, iALS and item-kNN on all items; a name says so where memory asks for a cut."""
+    plan, data = federation.plan, federation.interactions
+    top = plan.settings.run.top
+    facts = {key: value for key, value in data.fingerprint().items() if key != "name"}
+    content = [VERSION, facts, top, largest_side()]
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_folder(cache) / "baselines" / f"{key}.safetensors"
+    if (cached := _read(path)) is not None:
+        return cached
+    echo("Computing baselines, once for this data: EASE, iALS, item-kNN (not with --set run.baselines=false).")
+    started = time.monotonic()
+    computed = dict(tuned_strong_baselines(data, top, stages))
+    echo(f"Baselines computed in {human_seconds(time.monotonic() - started)}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        users = next(iter(computed.values())).users
+        tensors = {str(place): row.ndcg_by_user for place, row in enumerate(computed.values())}
+        write_checked_tensors(path, tensors | {USERS: users}, {"names": json.dumps(list(computed))})
+    except (OSError, CannotWrite) as error:
+        echo(f"They could not be stored: {error}.")
+    return computed
+
+
+def _read(path: Path) -> dict[str, RankingResult] | None:
+    """Read cached baselines; None where there are none, or the file is damaged."""
+    try:
+        tensors, metadata = read_checked_tensors(path, "Remove it.")
+    except FairfoldError:
+        return None
+    values = ((name, tensors[str(place)]) for place, name in enumerate(json.loads(metadata["names"])))
+    return {name: RankingResult(float(value.mean()), tensors[USERS], value) for name, value in values}

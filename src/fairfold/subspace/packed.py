@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fairfold.kernels.cooccurrence import PackedRows
+from fairfold.kernels.reference import PackedRows
 from fairfold.subspace.blocks import LeadingBlock
 from fairfold.subspace.projection import register_projection
 

@@ -38,7 +38,7 @@ from fairfold.federation.updates import (
     sparse_vector,
 )
 from fairfold.kernels import ops
-from fairfold.kernels.cooccurrence import PAIRS_AT_ONCE, listed_pairs, truncated_lengths
+from fairfold.kernels.reference import PAIRS_AT_ONCE, listed_pairs, truncated_lengths
 from fairfold.methods.truncated import TruncatedTensors
 from fairfold.privacy import gram
 from fairfold.subspace import Capacity, parse_scheme

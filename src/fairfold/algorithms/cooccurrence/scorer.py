@@ -18,7 +18,7 @@ from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import ClientTask
 from fairfold.kernels import ops
-from fairfold.kernels.cooccurrence import PackedRows
+from fairfold.kernels.reference import PackedRows
 from fairfold.methods.truncated import CURVE, NEIGHBORS_PER_ITEM, BudgetSplit, TruncatedTensors
 from fairfold.metrics.ranking import Scorer, first_by_score, ndcg
 from fairfold.privacy.ledger import DEFAULT_MIN_COHORT

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels.cooccurrence import PackedRows
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import loader
 from fairfold.kernels.native.loader import (
@@ -31,6 +30,7 @@ from fairfold.kernels.native.loader import (
     pack_rows,
     threads,
 )
+from fairfold.kernels.reference import PackedRows
 from fairfold.kernels.training import LocalSamples, ModelForm, Objective, SignedPositions
 
 _FOLD_KIND = {**REAL_BYTES, torch.int32: -4}

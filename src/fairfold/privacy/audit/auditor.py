@@ -15,7 +15,6 @@ from fairfold.config.files import read_toml
 from fairfold.config.fleet import DifferentialPrivacy, PlainPrivacy, SecurePrivacy
 from fairfold.config.tables import SYNTHETIC
 from fairfold.data import Dataset
-from fairfold.data.fingerprint import data_fingerprint
 from fairfold.errors import FairfoldError, InvalidSettings
 from fairfold.federation.algorithm import Centralized
 from fairfold.federation.federation import Federation, load_interactions
@@ -247,7 +246,7 @@ def load_for_replay(
         return settings, load_interactions(settings)[0]
     if data is None:
         loaded, _ = load_interactions(settings)
-        checkpoint.require_same_data(found, data_fingerprint(loaded), path)
+        checkpoint.require_same_data(found, loaded.fingerprint(), path)
         return settings, loaded
     known = {"data.kind": SYNTHETIC} if data == SYNTHETIC else {"data.kind": "interactions", "data.name": data}
     settings = settings.with_changes(known)

@@ -29,8 +29,7 @@ from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
-from fairfold.federation.server_step import StepFailed, checked_server_update
+from fairfold.federation.round import StepFailed, checked_server_update, run_round
 from fairfold.federation.updates import ClientTask, ScheduledTask, State, Update
 
 RARE, TARGETS = 3, 2  # a promoted item has at most so many users; how many are tried
