@@ -38,7 +38,7 @@ def prepare_command(
     min_rating: MinRating = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Share of each user to train on, at random, or newest, newest-share.", show_default="0.7"),
+        typer.Option(help="Share of each user to train on, or newest, newest-share, users.", show_default="0.7"),
     ] = None,
     resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split, and split again.")] = False,
     valid: Annotated[float, typer.Option(help="Share of the training part to put aside for validation.")] = 0.0,

@@ -37,7 +37,7 @@ UserColumn = Annotated[str | None, typer.Option(help="Name of the user column, o
 ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place, counted from 1.")]
 RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place, counted from 1.")]
 TimeColumn = Annotated[str | None, typer.Option(help="Name of the time column, or its place, counted from 1.")]
-Split = Annotated[str | None, typer.Option(help="What is held out: random (the default), newest, newest-share.")]
+Split = Annotated[str | None, typer.Option(help="What is held out: random (the default), newest, newest-share, users.")]
 Separator = Annotated[str | None, typer.Option(help="Character between fields; `tab` for a tab. Default: detected.")]
 TopUsers = Annotated[int | None, typer.Option(help="Keep only the N users with the most interactions. Default: all.")]
 MinRating = Annotated[float | None, typer.Option(help="Keep only ratings of at least this, as likes. Default: all.")]

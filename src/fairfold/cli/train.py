@@ -246,7 +246,7 @@ def settings_of_splits(settings: Settings, count: int) -> list[Settings]:
     data = settings.data
     if isinstance(data, InteractionData):
         key, first, why = "data.split_seed", data.split_seed, ""
-        if data.split != "random":
+        if data.split not in ("random", "users"):
             why = f"data.split={data.split!r}, which is one split"
         elif prepare(data.name, **data.options).manifest["split"] == PUBLISHED:
             why = f"{data.name}, which comes with a split of its own"

@@ -97,7 +97,8 @@ class InteractionData(FrozenSettings):
         top_users: Keep only the users with most interactions; None keeps all.
         resplit: Pool the publisher's train and test sets and split again.
         split: What is held out, where the publisher's split is not kept: ``"random"`` three tenths of each user,
-            ``"newest"`` the newest interaction of each user, ``"newest-share"`` the newest three tenths.
+            ``"newest"`` the newest interaction of each user, ``"newest-share"`` the newest three tenths, ``"users"`` a
+            tenth of the users, who do not train and are ranked for from seven tenths of their interactions.
         split_seed: Another number draws another random split.
         core: Keep users and items with at least this many interactions, until all have them.
         min_rating: Keep what is rated this high or higher, as likes; None keeps everything.
@@ -112,7 +113,7 @@ class InteractionData(FrozenSettings):
     name: str
     top_users: int | None = Field(None, ge=1, lt=2**62)
     resplit: bool = False
-    split: Literal["random", "newest", "newest-share"] = "random"
+    split: Literal["random", "newest", "newest-share", "users"] = "random"
     split_seed: int = Field(0, ge=0, lt=2**62)
     core: int = Field(0, ge=0, lt=2**62)
     min_rating: float | None = None
@@ -122,7 +123,7 @@ class InteractionData(FrozenSettings):
     time_column: str | int | None = None
     separator: str | None = None
 
-    ACTIVE_WHEN: ClassVar = {"split_seed": ("split", ("random",))}
+    ACTIVE_WHEN: ClassVar = {"split_seed": ("split", ("random", "users"))}
     READING: ClassVar = (
         "split", "split_seed", "core", "min_rating", "user_column", "item_column", "rating_column", "time_column",
         "separator",

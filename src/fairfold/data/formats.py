@@ -13,8 +13,8 @@ from fairfold.data.parsing import parquet_schema, parse_object
 from fairfold.errors import InvalidData, did_you_mean
 
 SPLIT = 0.7
-NEWEST, NEWEST_SHARE, RANDOM = "newest", "newest-share", "random"
-NAMED_SPLITS = (None, RANDOM, NEWEST, NEWEST_SHARE)
+NEWEST, NEWEST_SHARE, RANDOM, USERS = "newest", "newest-share", "random", "users"
+NAMED_SPLITS = (None, RANDOM, NEWEST, NEWEST_SHARE, USERS)
 Kind = Literal["lines", "delimited", "json", "parquet"]
 # Stands for the path of a table in memory; messages about it name Python arguments, not CLI options.
 TABLE_IN_MEMORY = Path("the table")
@@ -51,8 +51,8 @@ class Options:
     core: int = 0  # keep users and items with at least this many interactions, until all have them (k-core)
     ratings: bool = False  # keep the ratings and leave out what is not rated; else every interaction counts as one
     min_rating: float | None = None  # keep only what is rated at least this high, as implicit feedback
-    # Share of a user's interactions to train on, drawn at random (0.7 or "random"); "newest" holds out the newest one
-    # of every user, "newest-share" the newest three tenths. A split of the publisher is kept.
+    # Share of a user's interactions to train on, drawn at random (0.7 or "random"), or another of NAMED_SPLITS
+    # (docs/data.md). A split of the publisher is kept.
     split: float | str | None = None
     resplit: bool = False  # pool a published split and split again
     valid: float = 0.0  # share of a user's train interactions put aside for validation
@@ -70,7 +70,7 @@ class Options:
         checks = (
             ("top_users", self.top_users is None or self.top_users >= 1, "a number of at least 1"),
             ("core", self.core >= 0, "a number of at least 0"),
-            ("split", 0 < self.share <= 1, "a share above 0 and at most 1, or random, newest, newest-share"),
+            ("split", 0 < self.share <= 1, "a share above 0 and at most 1, or random, newest, newest-share, users"),
             ("valid", 0 <= self.valid < 1, "a share of at least 0 and below 1"),
             ("seed", self.seed >= 0, "a number of at least 0"),
             ("separator", plain_separator, "a text without quotes and line breaks"),

@@ -111,6 +111,13 @@ class Interactions:
         """Give item i the number ``place[i]``."""
         return Interactions.from_pairs(self.users, place[self.items], self.num_users, self.num_items, self.ratings)
 
+    def of_users(self, users: Tensor) -> "Interactions":
+        """Select some users, given by their numbers in ascending order, and number them anew."""
+        mask = torch.isin(self.users, users)
+        ratings = None if self.ratings is None else self.ratings[mask]
+        offsets = offsets_of(self.counts_by_user[users])
+        return replace(self, num_users=len(users), offsets=offsets, items=self.items[mask], ratings=ratings)
+
     def __len__(self) -> int:
         return int(self.items.numel())
 
@@ -162,6 +169,7 @@ class Dataset:
     titles: list[str] | None = field(default=None, repr=False)
     split: str = ""  # how it was split, in words
     counted: PopularityCounts | None = None  # where clients have counted the items, which are numbered by it
+    held_out_users: "Dataset | None" = None  # users who do not train: histories, and items to find
 
     def renumbered(self, place: Tensor, counted: PopularityCounts | None = None) -> "Dataset":
         """Give item i the number ``place[i]`` in all splits, ids and titles."""
@@ -174,7 +182,21 @@ class Dataset:
             item_ids=None if self.item_ids is None else [self.item_ids[item] for item in order],
             titles=None if self.titles is None else [self.titles[item] for item in order],
             counted=counted,
+            held_out_users=None if self.held_out_users is None else self.held_out_users.renumbered(place),
         )
+
+    def of_users(self, users: Tensor) -> "Dataset":
+        """Select some users, given by their numbers in ascending order, and number them anew."""
+        valid = None if self.valid is None else self.valid.of_users(users)
+        ids = None if self.user_ids is None else [self.user_ids[user] for user in users.tolist()]
+        return replace(
+            self, train=self.train.of_users(users), test=self.test.of_users(users), valid=valid, user_ids=ids
+        )
+
+    def with_titles(self, titles: list[str]) -> "Dataset":
+        """Give titles to the items."""
+        new = self.held_out_users
+        return replace(self, titles=titles, held_out_users=None if new is None else new.with_titles(titles))
 
     def with_validation(self) -> "Dataset":
         """Join the validation set, where there is one, to the training set."""
@@ -189,8 +211,13 @@ class Dataset:
         return replace(self, train=joined, valid=None)
 
     @property
+    def evaluated(self) -> "Dataset":
+        """Histories to rank from and items to find: of held-out users where there are any, else of all users."""
+        return self if self.held_out_users is None else self.held_out_users
+
+    @property
     def num_users(self) -> int:
-        """Number of users."""
+        """Number of users who train."""
         return self.train.num_users
 
     @property
@@ -201,5 +228,7 @@ class Dataset:
     def fingerprint(self) -> dict[str, Any]:
         """Name, counts and checksum, by which runs and cached baselines recognize the data they belong to."""
         counts = {"users": self.num_users, "items": self.num_items, "interactions": len(self.train)}
-        tensors = [tensor for part in (self.train, self.test) for tensor in (part.offsets, part.items, part.ratings)]
+        new = [] if self.held_out_users is None else [self.held_out_users.train, self.held_out_users.test]
+        parts = [self.train, self.test, *new]
+        tensors = [tensor for part in parts for tensor in (part.offsets, part.items, part.ratings)]
         return {"name": self.name, **counts, "sha256": sha256_of(tensors)}

@@ -26,10 +26,10 @@ from fairfold.data.files import (
     no_progress,
     no_such_file,
 )
-from fairfold.data.formats import NEWEST, RANDOM, SPLIT, FileFormat, Options, detect_format
+from fairfold.data.formats import NEWEST, RANDOM, SPLIT, USERS, FileFormat, Options, detect_format
 from fairfold.data.images import ImageDataset, read_images, source_files
 from fairfold.data.interactions import Dataset
-from fairfold.data.tables import SPLITS, build_table, spool_rows
+from fairfold.data.tables import HELD_OUT_USERS, SPLITS, build_table, spool_rows
 from fairfold.errors import InvalidData
 
 log = logging.getLogger("fairfold.data")
@@ -236,6 +236,8 @@ def _describe_split(source: Source, options: Options) -> str:
         if options.by_time:
             newest = "" if options.split == NEWEST else f" {1 - SPLIT:g}"
             description = f"the newest{newest} of every user's interactions held out"
+        if options.split == USERS:
+            description = f"{HELD_OUT_USERS:g} of the users held out, with {SPLIT:g} of their interactions as histories"
     if options.valid:
         description += f", {options.valid:g} of train put aside for validation"
     if description == PUBLISHED:

@@ -1,5 +1,6 @@
 """Write and read prepared data: Parquet files (arrays of images) and a manifest with checksums."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from fairfold.checksums import file_checksum
 from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions, offsets_of
 from fairfold.data.parsing import read_parquet
-from fairfold.data.tables import SPLITS, Table
+from fairfold.data.tables import HISTORY, SPLITS, Table
 from fairfold.errors import InvalidData
 
 FORMAT = 3  # version of prepared data; data of another version is prepared again
 AGAIN = "Prepare the data again (fairfold data prepare --refresh)."
 MANIFEST = "manifest.json"
+HISTORIES = "history"  # rows of users who are held out, to rank from
 PART_ROWS = 1 << 24
 Manifest = dict[str, Any]
 
@@ -32,7 +34,8 @@ def write_table(folder: Path, table: Table, titles: polars.DataFrame | None) -> 
     counts = {"users": num_users, "items": len(table.item_ids)}
     columns = {"user": table.users, "item": table.items}
     columns |= {} if table.ratings is None else {"rating": table.ratings}
-    for code, name in enumerate(SPLITS):
+    names = [*SPLITS, HISTORIES] if (table.splits == HISTORY).any() else list(SPLITS)
+    for code, name in enumerate(names):
         rows = numpy.flatnonzero(table.splits == code)
         frame = polars.DataFrame({column: values[rows] for column, values in columns.items()})
         for part, start in enumerate(range(0, len(rows), PART_ROWS)):
@@ -101,7 +104,14 @@ def read_dataset(folder: Path) -> Dataset:
     train, valid, test = (_read_split(folder, name, users, manifest["counts"]) for name in SPLITS)
     titles = items["title"].fill_null("").to_list() if "title" in items.columns else None
     ids = users["id"].to_list(), items["id"].to_list()
-    return Dataset(manifest["name"], train, test, valid if len(valid) else None, *ids, titles, manifest["split"])
+    whole = Dataset(manifest["name"], train, test, valid if len(valid) else None, *ids, titles, manifest["split"])
+    if HISTORIES not in manifest["counts"]:
+        return whole
+    histories = _read_split(folder, HISTORIES, users, manifest["counts"])
+    held = histories.counts_by_user > 0
+    mine, others = ((mask.nonzero().flatten()) for mask in (held, ~held))
+    new = replace(whole.of_users(mine), train=histories.of_users(mine), valid=None)
+    return replace(whole.of_users(others), held_out_users=new)
 
 
 def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[str, int]) -> Interactions:

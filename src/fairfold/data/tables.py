@@ -10,7 +10,7 @@ import polars
 from numpy.typing import NDArray
 
 from fairfold.data.files import Advance
-from fairfold.data.formats import NEWEST, Options, empty_file
+from fairfold.data.formats import NEWEST, USERS, Options, empty_file
 from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read
 from fairfold.data.sampling import numpy_generator
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fairfold.data.preparing import Source
 
 SPLITS = ("train", "valid", "test")
-TRAIN, VALID, TEST = range(3)  # splits as numbers, the earliest first, by which overlaps are resolved
+TRAIN, VALID, TEST, HISTORY = range(4)  # splits as numbers, the earliest first, by which overlaps are resolved
+HELD_OUT_USERS = 0.1  # share of the users who do not train, where users are held out
 UNRATED = "interactions without a rating, left out"
 LOW = "interactions rated lower than asked, left out"
 DUPLICATES = "duplicate pairs, the last one kept"
@@ -127,7 +128,7 @@ class Table:
     users: Array  # uint32
     items: Array  # uint32
     ratings: Array | None  # float32
-    splits: Array  # uint8: TRAIN, VALID, TEST
+    splits: Array  # uint8: TRAIN, VALID, TEST, HISTORY
     user_ids: polars.Series
     item_ids: polars.Series
     times: Array | None = None  # later ones larger: places in time, where that decides what is held out
@@ -148,11 +149,14 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
         items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
         table = replace(table, items=items, item_ids=polars.Series("item", numpy.arange(spool.catalog_size)))
     if options.resplit or not published_split:
-        table = _hold_out(table, options.share, TEST, options.seed, 0, one=options.split == NEWEST)
+        by_users = options.split == USERS
+        table = _hold_out_users(table, options.seed) if by_users else table
+        source = HISTORY if by_users else TRAIN
+        table = _hold_out(table, options.share, TEST, options.seed, 0, one=options.split == NEWEST, source=source)
         repairs[SINGLE] += int((numpy.bincount(table.users, minlength=len(table.user_ids)) == 1).sum())
     if options.valid:
         table = _hold_out(table, 1 - options.valid, VALID, options.seed, 1)
-    in_train = numpy.bincount(table.users[table.splits == TRAIN], minlength=len(table.user_ids))
+    in_train = numpy.bincount(table.users[numpy.isin(table.splits, (TRAIN, HISTORY))], minlength=len(table.user_ids))
     repairs[TEST_ONLY] += int((in_train == 0).sum())
     return _by_popularity(table)
 
@@ -241,12 +245,26 @@ def _keep_core(table: Table, core: int) -> Table:
     return replace(table, user_ids=user_ids, item_ids=item_ids, **numbers)
 
 
-def _hold_out(table: Table, share: float, split: int, *seeds: int, one: bool = False) -> Table:
+def _hold_out_users(table: Table, seed: int) -> Table:
+    """Draw users who do not train, of those with two interactions at least: all of their rows become histories."""
+    counts = numpy.bincount(table.users, minlength=len(table.user_ids))
+    can = numpy.flatnonzero(counts > 1)
+    wanted = max(1, round(HELD_OUT_USERS * len(counts)))
+    if len(can) < wanted or len(counts) < 2:
+        given = f"split = {USERS!r} of {len(counts):,} users, {len(can):,} of them with two interactions or more"
+        remedy = "Hold out interactions of every user (split = 'random')."
+        raise InvalidData(given, f"{wanted:,} of these, and others to train on", remedy)
+    drawn = can[numpy.argsort(numpy_generator(seed, 2).random(len(can)), kind="stable")[:wanted]]
+    splits = numpy.where(numpy.isin(table.users, drawn), HISTORY, table.splits).astype(numpy.uint8)
+    return replace(table, splits=splits)
+
+
+def _hold_out(table: Table, share: float, split: int, *seeds: int, one: bool = False, source: int = TRAIN) -> Table:
     """Keep a share of every user's training rows, or all but ``one``, but one at least; the others go to a split.
 
     What is kept is the oldest part where times are known, else drawn at random.
     """
-    train = numpy.flatnonzero(table.splits == TRAIN)
+    train = numpy.flatnonzero(table.splits == source)
     users = table.users[train]  # ascending
     counts = numpy.bincount(users, minlength=len(table.user_ids))
     wanted = numpy.maximum(1, counts - 1 if one else numpy.floor(share * counts + 0.5)).astype(numpy.int64)

@@ -15,7 +15,7 @@ from fairfold.estimator.inputs import parse_options, to_frame
 from fairfold.estimator.recommendations import import_pandas
 from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.evaluation import Evaluator
-from fairfold.federation.federation import popularity_baseline
+from fairfold.federation.federation import Federation, popularity_baseline
 from fairfold.federation.updates import reduce_per_size
 from fairfold.metrics.ranking import Estimate, Measure, measure_ranking, paired_test
 from fairfold.metrics.rating import error_shares
@@ -74,8 +74,8 @@ def metric_names(model: Model, given: str | Sequence[str] | None) -> list[str]:
 
 def held_out_data(model: Model, given: Any) -> Dataset:
     """The data of a model with its held-out interactions, or with given ones in their place."""
-    data = model.data if given is None else replace(model.data, test=parse_test(model, given))
-    if not len(data.test):
+    data = model.data if given is None else replace(model.data, test=parse_test(model, given), held_out_users=None)
+    if not len(data.evaluated.test):
         remedy = "Fit with split=0.7, or give interactions to find: model.evaluate(test)."
         raise InvalidData("a model without held-out interactions", "interactions to find", remedy)
     return data
@@ -111,21 +111,21 @@ def estimates(model: Model, data: Dataset, names: Sequence[str]) -> Iterator[tup
     algorithm, state, assignments = run.plan.algorithm, run.progress.state, run.assignments
     evaluator = Evaluator(federation, {})
     everybody = evaluator.all_users
-    yield SERVER, _measure(model, data, names, everybody, state.full, assignments)
+    yield SERVER, _measure(model, federation, names, everybody, state.full, assignments)
     sizes = zip(run.plan.capacities, assignments, reduce_per_size(state.full, assignments), strict=True)
     for size, (capacity, held, vectors) in enumerate(sizes):
         users = everybody if algorithm.serves_new_users else evaluator.members(size)
-        if held.projections is None or vectors is None or not data.test.counts_by_user[users].any():
+        if held.projections is None or vectors is None or not data.evaluated.test.counts_by_user[users].any():
             yield str(capacity), {}
             continue
         full = {name: projection.recover(vectors[name]) for name, projection in held.projections.items()}
-        yield str(capacity), _measure(model, data, names, users, full, [held])
+        yield str(capacity), _measure(model, federation, names, users, full, [held])
 
 
 def _measure(
-    model: Model, data: Dataset, names: Sequence[str], users: Tensor, full: Weights, held: list[Assignment]
+    model: Model, federation: Federation, names: Sequence[str], users: Tensor, full: Weights, held: list[Assignment]
 ) -> Estimates:
-    plan, clients = model.run.plan, model.run.federation.clients
+    plan, clients, data = model.run.plan, federation.evaluated_clients, federation.interactions
     if model.run.settings.predicts_ratings:
         predict = PredictsRatings.of(plan.algorithm).predictor(plan, full, held, clients)
         return _measure_ratings(predict, data.test, names, users)
@@ -133,7 +133,8 @@ def _measure(
 
 
 def _measure_ranking(score: Scorer, data: Dataset, names: Sequence[str], users: Tensor) -> Estimates:
-    return measure_ranking(score, data.train, data.test, [Measure.parse(name, 1) for name in names], users)
+    measures, shown = [Measure.parse(name, 1) for name in names], data.evaluated
+    return measure_ranking(score, shown.train, shown.test, measures, users, data.train)
 
 
 def _measure_ratings(predict: Predictor, test: Interactions, names: Sequence[str], users: Tensor) -> Estimates:
@@ -157,7 +158,7 @@ def baseline_estimates(
     """Metrics of popularity and, where asked for, of tuned EASE, iALS and item-kNN on the same data."""
     if model.run.settings.predicts_ratings:
         return
-    everybody = torch.arange(data.num_users)
+    everybody = torch.arange(data.evaluated.num_users)
     for name, score in popularity_baseline(data).items():
         yield name, _measure_ranking(score, data, names, everybody)
     if strong:
@@ -170,7 +171,8 @@ def compare(first: Model, second: Model, metrics: str | Sequence[str] | None) ->
     """Write a pandas DataFrame of a row per metric; see :meth:`fairfold.Model.compare`."""
     data, other = held_out_data(first, None), held_out_data(second, None)
     if held_out_ids(data) != held_out_ids(other):
-        given = f"held-out interactions of {data.num_users:,} and of {other.num_users:,} users that are not the same"
+        counts = [f"{one.evaluated.num_users:,}" for one in (data, other)]
+        given = f"held-out interactions of {counts[0]} and of {counts[1]} users that are not the same"
         raise InvalidData(given, "the same", "Fit both on the same data with the same split, or with the same test=.")
     if first.run.settings.predicts_ratings != second.run.settings.predicts_ratings:
         raise InvalidData("a model of ratings and one of rankings", "two of a kind", "Fit both by recipes of one kind.")
@@ -189,6 +191,7 @@ def compare(first: Model, second: Model, metrics: str | Sequence[str] | None) ->
 
 def held_out_ids(data: Dataset) -> tuple[list[str], set[tuple[str, str]]]:
     """The ids of all users, in order, and those of the held-out pairs: item numbers may differ between two runs."""
+    data = data.evaluated
     users = data.user_ids or [str(user) for user in range(data.num_users)]
     items = data.item_ids or [str(item) for item in range(data.num_items)]
     pairs = zip(data.test.users.tolist(), data.test.items.tolist(), strict=True)

@@ -259,6 +259,9 @@ def _read(interactions: Any, settings: Settings, options: Mapping[str, Any], tit
 def join_interactions(start: Fitted, new: InputData) -> InputData:
     """Old and new interactions as one data set; what is in the training part is not held out."""
     old, added = start.stored_data, new.data
+    if old.held_out_users is not None or added.held_out_users is not None:
+        remedy = "Fit with split=0.7 or 'newest' to go on later, or fit anew with all interactions."
+        raise InvalidSettings("more interactions where users are held out", "a split of every user", remedy)
     if (old.train.ratings is None) != (added.train.ratings is None):
         given = "interactions with ratings and without" if new.data.train.ratings is None else "ratings and none before"
         raise InvalidSettings(given, "the same of old and new ones", "Give both with ratings, or both without.")

@@ -56,7 +56,7 @@ def read_interactions(interactions: Any, options: Mapping[str, Any], titles: Any
     else:
         found = _prepare(to_frame(interactions, parsed), None if test is None else to_frame(test, parsed), options)
     data = found.data.with_validation()
-    return replace(found, data=data if titles is None else replace(data, titles=_titles(titles, data)))
+    return replace(found, data=data if titles is None else data.with_titles(_titles(titles, data)))
 
 
 def _prepare(frame: polars.DataFrame, test: polars.DataFrame | None, options: Mapping[str, Any]) -> InputData:

@@ -245,14 +245,16 @@ class Model(Parameters):
         A pandas DataFrame of ``user_id``, ``item_id``, ``rank`` and ``score``: LensKit's columns, those of ``ranx`` by
         name, and a TREC run. Beside :meth:`to_qrels` any of them gives figures of its own.
         """
-        asked = [user for user in range(self.data.num_users) if len(self.data.test.of(user))]
+        data = self.data.evaluated
+        asked = data.test.counts_by_user.nonzero().flatten().tolist()
         size = None if capacity is None else Capacity.parse(capacity)
-        best = top_items(self.run, asked, self.run.settings.run.top if k is None else k, capacity=size)
-        return run_frame(self.data, self.fitted.integer_ids, asked, best)
+        new = None if data is self.data else data.train
+        best = top_items(self.run, asked, self.run.settings.run.top if k is None else k, new=new, capacity=size)
+        return run_frame(data, self.fitted.integer_ids, asked, best)
 
     def to_qrels(self) -> Any:
         """Held-out interactions as a pandas DataFrame of ``user_id``, ``item_id`` and ``rating`` (1 if unrated)."""
-        return qrels_frame(self.data, self.fitted.integer_ids)
+        return qrels_frame(self.data.evaluated, self.fitted.integer_ids)
 
     def save(self, path: str | Path) -> Path:
         """Write a folder that :func:`fairfold.load`, ``fairfold recommend``, ``export`` and ``report`` read.

@@ -10,7 +10,7 @@ from fairfold.data import Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.data.partition import Partition
 from fairfold.data.sampling import NegativeSampler
-from fairfold.federation.algorithm import Centralized, RemembersUpdates
+from fairfold.federation.algorithm import Algorithm, Centralized, FoldsIn, RemembersUpdates
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Purpose, generator
 from fairfold.federation.training import ImageTraining, RankingTraining
@@ -38,6 +38,11 @@ class Client:
         return self.clients.num_samples(self.number)
 
 
+def serves_new_users(algorithm: Algorithm) -> bool:
+    """Whether a model of an algorithm can rank for users who did not train, from their histories."""
+    return algorithm.serves_new_users or isinstance(algorithm, FoldsIn)
+
+
 class Clients:
     """Users with interactions, one client each (one in all if centralized), and local state by user or by sample."""
 
@@ -52,6 +57,13 @@ class Clients:
         for name, length in self._sample_state.items():
             if name not in local_state:
                 local_state[name] = torch.zeros(len(train), length)
+
+    @classmethod
+    def new(cls, plan: Plan, histories: Interactions) -> "Clients":
+        """Make clients of users who did not train, with these histories."""
+        clients = cls(plan, histories, {})
+        clients.are_new = True
+        return clients
 
     @cached_property
     def training(self) -> RankingTraining:

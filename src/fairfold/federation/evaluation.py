@@ -145,16 +145,17 @@ class Evaluator:
         self.by_user: dict[int, Tensor] = {}
         self.group_by_user: dict[str, Tensor] = {}
         images = isinstance(federation.data, ImageDataset)
-        self.all_users = torch.arange(federation.clients.num_clients if images else federation.interactions.num_users)
+        users = federation.clients.num_clients if images else federation.interactions.evaluated.num_users
+        self.all_users = torch.arange(users)
         self._baselines, self._ranks = baselines, federation.sampler.ranks
         self._device = device or torch.device("cpu")
         self._baseline_results: dict[str, RankingResult] = {}
 
     def members(self, size: int) -> Tensor:
-        """The users of a size; under centralized training those who would have it."""
-        plan = self.federation.plan
-        centralized = isinstance(plan.algorithm, Centralized)
-        groups = plan.settings.fleet.groups(len(self.all_users)) if centralized else self.federation.sampler.size
+        """The users of a size; under centralized training, and of held-out users, those who would have it."""
+        plan, federation = self.federation.plan, self.federation
+        would = isinstance(plan.algorithm, Centralized) or federation.evaluated_clients is not federation.clients
+        groups = plan.settings.fleet.groups(len(self.all_users)) if would else federation.sampler.size
         return (groups == size).nonzero().flatten()
 
     def quality(self, state: State, assignments: list[Assignment]) -> Quality:
@@ -190,7 +191,7 @@ class Evaluator:
             return {}
         if self.metric == "MSE":
             predictors = cast(Mapping[str, Predictor], self._baselines)
-            test = self.federation.interactions.test
+            test = self.federation.interactions.evaluated.test
             return {name: squared_errors(predict, test, users)[0] for name, predict in predictors.items()}
         if not self._baseline_results:  # evaluated once: baselines do not change from round to round
             self._baseline_results = {
@@ -226,9 +227,9 @@ class Evaluator:
 
     def _have_test_data(self, members: Tensor) -> bool:
         data = self.federation.data
-        if isinstance(data, ImageDataset) or not len(data.test):
+        if isinstance(data, ImageDataset) or not len(data.evaluated.test):
             return len(members) > 0
-        return bool(data.test.counts_by_user[members].any())
+        return bool(data.evaluated.test.counts_by_user[members].any())
 
     def _size_quality(
         self, held: Assignment, vectors: Weights | None, users: Tensor
@@ -241,19 +242,19 @@ class Evaluator:
 
     def _evaluate(self, full: Weights, users: Tensor, held: list[Assignment]) -> tuple[float, Tensor]:
         """Quality of a model for some users, and for each of them who has test items, or for each test image."""
-        plan, clients = self.federation.plan, self.federation.clients
+        plan, clients = self.federation.plan, self.federation.evaluated_clients
         if isinstance(clients, ImageClients):
             correct = _correctly_classified(plan.architecture.model_of(full, {}).to(self._device), clients)
             return float(correct.double().mean()), correct
         if self.metric == "MSE":
             predict = PredictsRatings.of(plan.algorithm).predictor(plan, full, held, clients)
-            return squared_errors(predict, self.federation.interactions.test, users, self._ranks)
+            return squared_errors(predict, self.federation.interactions.evaluated.test, users, self._ranks)
         result = self._rank_shared(plan.algorithm.scorer(plan, full, held, clients), users)
         return result.ndcg, result.ndcg_by_user
 
     def _rank_shared(self, score: Scorer, users: Tensor) -> RankingResult:
         """Evaluate a ranking; each rank evaluates its own users, and all get the results of all."""
-        data, ranks = self.federation.interactions, self._ranks
+        data, ranks = self.federation.interactions.evaluated, self._ranks
         if ranks.num_ranks == 1 or not len(data.test):
             return self._evaluate_ranking(score, users)
         tested = torch.unique(users[data.test.counts_by_user[users] > 0])
@@ -265,7 +266,7 @@ class Evaluator:
         return RankingResult(float(by_user[tested].mean()), tested, by_user[tested])
 
     def _evaluate_ranking(self, score: Scorer, users: Tensor) -> RankingResult:
-        data = self.federation.interactions
+        data = self.federation.interactions.evaluated
         if not len(data.test):  # nothing is held out
             return RankingResult(float("nan"), users[:0], torch.zeros(0, dtype=torch.float64))
         return evaluate_ranking(score, data.train, data.test, self.federation.plan.settings.run.top, users=users)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.federation.algorithm import COUNTS, NumbersItems, PrivateReleases
 from fairfold.federation.architecture import Storage
-from fairfold.federation.clients import Clients, ImageClients
+from fairfold.federation.clients import Clients, ImageClients, serves_new_users
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
 from fairfold.federation.plan import Plan
 from fairfold.federation.plugin_check import check_plugins
@@ -55,6 +56,7 @@ class Federation:
             plan = Plan.of(settings, PublicStatistics(0), (height, width, data.num_classes))
             clients: Clients = ImageClients(plan, data, _partition_images(data, settings))
         else:
+            _check_held_out_users(settings, data)
             plan = Plan.of(settings, collect_statistics(data, settings) if public is None else public)
             clients = Clients(plan, data.train, {})
         return cls(plan, ClientSampler.of(plan, clients.num_clients), clients, data)
@@ -71,11 +73,28 @@ class Federation:
         self.clients.local_state.update(local_state)
         return state
 
+    @cached_property
+    def evaluated_clients(self) -> Clients:
+        """The clients whose users models are evaluated for: new ones where users are held out, else all."""
+        if isinstance(self.data, ImageDataset) or self.data.held_out_users is None:
+            return self.clients
+        return Clients.new(self.plan, self.data.held_out_users.train)
+
     @property
     def interactions(self) -> Dataset:
         """The interactions of a recommender."""
         assert isinstance(self.data, Dataset)
         return self.data
+
+
+def _check_held_out_users(settings: Settings, data: Dataset) -> None:
+    algorithm = settings.algorithm
+    if data.held_out_users is None or (serves_new_users(algorithm) and not settings.predicts_ratings):
+        return
+    kind = "of ratings" if settings.predicts_ratings else "which trains users' vectors"
+    remedy = "Hold out interactions of every user (split = 'random'), or rank items by --recipe default, fair or paper."
+    given = f"users who are held out, and algorithm.kind={algorithm.kind!r}, {kind}"
+    raise InvalidSettings(given, "rankings by an algorithm that serves new users", remedy)
 
 
 def _partition_images(data: ImageDataset, settings: Settings) -> Partition:

@@ -200,11 +200,17 @@ class Estimate(NamedTuple):
 
 
 def measure_ranking(
-    score: Scorer, train: Interactions, test: Interactions, measures: Sequence[Measure], users: Tensor
+    score: Scorer,
+    train: Interactions,
+    test: Interactions,
+    measures: Sequence[Measure],
+    users: Tensor,
+    counted: Interactions | None = None,
 ) -> Mapping[str, Estimate]:
-    """Every metric by its name, over those of ``users`` who have test items."""
+    """Every metric by its name, over those of ``users`` who have test items; novelty by the users of ``counted``."""
     depth = max(min(one.k or test.num_items, test.num_items) for one in measures)
-    shares = train.counts_by_item.clamp(min=1).double() / train.num_users
+    counted = train if counted is None else counted
+    shares = counted.counts_by_item.clamp(min=1).double() / counted.num_users
     values: dict[str, list[Tensor]] = {str(one): [] for one in measures}
     recommended = {one: torch.zeros(test.num_items, dtype=torch.bool) for one in measures if one.kind == "coverage"}
     for batch, items, hits in ranked_batches(score, train, test, depth, users):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from math import isqrt
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import embedding, embedding_bag
 from fairfold.data.interactions import Interactions
 from fairfold.data.sampling import generator
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.metrics.ranking import first_by_score, user_items
+from fairfold.metrics.ranking import Scorer, first_by_score, user_items
 from fairfold.typing import FLOAT_BYTES
 
 LARGEST_SIDE = 16_384  # of a dense matrix, where the memory of the machine is not known
@@ -126,13 +127,23 @@ class Ridge:
         self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
 
     def __call__(self, users: Tensor) -> Tensor:
-        if self._by_users:
+        return self._scores(self._matrix, users)
+
+    def fold_in(self, histories: Interactions) -> Scorer:
+        """Score items for other users, by their histories."""
+        return partial(self._scores, BinaryMatrix(histories))
+
+    def _scores(self, rows: BinaryMatrix, users: Tensor) -> Tensor:
+        if self._by_users and rows is self._matrix:  # G (G + λI)⁻¹ = I − λ (G + λI)⁻¹
             shrunk = -self._penalty * self._inverse[users]
             shrunk[range(len(users)), users] += 1
             return self._matrix.transposed_times(shrunk.T).T
-        rows, items = user_items(self._matrix.train, users)
-        offsets = torch.searchsorted(rows, torch.arange(len(users) + 1))
-        return self._matrix.rows(users).sub_(_row_sums(items, self._inverse, offsets), alpha=self._penalty)
+        own = rows.rows(users)
+        if self._by_users:
+            return self._matrix.transposed_times(self._inverse @ self._matrix.times(own.T)).T
+        owners, items = user_items(rows.train, users)
+        offsets = torch.searchsorted(owners, torch.arange(len(users) + 1))
+        return own.sub_(_row_sums(items, self._inverse, offsets), alpha=self._penalty)
 
 
 class Ease(Ridge):
@@ -160,9 +171,9 @@ class Ease(Ridge):
             found.append(1 - torch.zeros(len(sums)).index_add_(0, item, sums[item, users]))
         return torch.cat(found).clamp(min=1e-6)
 
-    def __call__(self, users: Tensor) -> Tensor:
-        own = self._matrix.rows(users)
-        return own - (own - super().__call__(users)) / self._left
+    def _scores(self, rows: BinaryMatrix, users: Tensor) -> Tensor:
+        own = rows.rows(users)
+        return own - (own - super()._scores(rows, users)) / self._left
 
 
 class ItemNeighbors:
@@ -185,7 +196,14 @@ class ItemNeighbors:
         self._similarity, self._nearest = (torch.cat(parts) for parts in zip(*found, strict=True))
 
     def __call__(self, users: Tensor) -> Tensor:
-        owners = self._matrix.rows(users).T.contiguous()
+        return self._scores(self._matrix, users)
+
+    def fold_in(self, histories: Interactions) -> Scorer:
+        """Score items for other users, by their histories."""
+        return partial(self._scores, BinaryMatrix(histories))
+
+    def _scores(self, rows: BinaryMatrix, users: Tensor) -> Tensor:
+        owners = rows.rows(users).T.contiguous()
         return embedding_bag(self._nearest, owners, per_sample_weights=self._similarity, mode="sum").T
 
 
@@ -209,6 +227,7 @@ class ImplicitALS:
     ) -> None:
         matrix = BinaryMatrix.of(train)
         train = matrix.train
+        self._weights = unobserved, penalty
         self.users: Tensor = torch.randn(train.num_users, factors, generator=generator(0)) * 0.1 / factors**0.5
         by_item = list(_rows_by_length(matrix.users_by_item, matrix.item_offsets, train.num_users, factors))
         by_user = list(_rows_by_length(train.items, train.offsets, train.num_items, factors))
@@ -219,6 +238,13 @@ class ImplicitALS:
     def __call__(self, users: Tensor) -> Tensor:
         scores: Tensor = self.users[users] @ self.items.T
         return scores
+
+    def fold_in(self, histories: Interactions) -> Scorer:
+        """Score items for other users, whose vectors are solved for by their histories."""
+        factors = self.items.shape[1]
+        rows = list(_rows_by_length(histories.items, histories.offsets, histories.num_items, factors))
+        vectors = _solve_rows(rows, histories.num_users, self.items, *self._weights)
+        return lambda users: vectors[users] @ self.items.T
 
 
 # Rows that are solved together, their numbers of interactions, and the ids of these, padded by an unused id

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class TunedBaseline:
     template: str  # for the description of a value
     side: Callable[[int, int], int]  # side of the largest matrix for so many users and items
 
-    def fit(self, matrix: BinaryMatrix, value: tuple[float, ...]) -> Scorer:
+    def fit(self, matrix: BinaryMatrix, value: tuple[float, ...]) -> Any:
         """The fitted baseline for a value."""
         return self.build(matrix, *value)
 
@@ -97,7 +97,7 @@ def tuned_strong_baselines(
 ) -> Iterator[tuple[str, RankingResult]]:
     """NDCG@k of EASE, iALS and item-kNN, tuned on training data; arguments as for :func:`tuned_scorers`."""
     for name, score in tuned_scorers(data, k, stages, largest, kinds, known):
-        yield name, evaluate_ranking(score, data.train, data.test, k)
+        yield name, evaluate_ranking(score, data.evaluated.train, data.evaluated.test, k)
 
 
 def tuned_scorers(
@@ -128,7 +128,10 @@ def tuned_scorers(
             if taken not in whole:
                 whole.clear()  # the matrices of one number of items at a time
                 whole[taken] = BinaryMatrix(restricted(train, mine))
-            score = rank_behind(kind.fit(whole[taken], value), mine, data.num_items)
+            fitted = kind.fit(whole[taken], value)
+            if data.held_out_users is not None:
+                fitted = fitted.fold_in(restricted(data.held_out_users.train, mine))
+            score = rank_behind(fitted, mine, data.num_items)
             cut = f"{CUT}{taken:,} of {len(items):,} items" if taken < len(items) else f" of {taken:,} items"
             yield f"{kind.name}{cut} ({kind.template.format(*value)})", score
 

@@ -42,17 +42,23 @@ def load_run_data(run: Path, settings: Settings) -> Dataset | ImageDataset:
 def save_run_data(run: Path, data: Dataset) -> None:
     """Write a copy of a run's data into its folder, for :func:`load_run_data`."""
     from fairfold.data.store import write_manifest, write_table
-    from fairfold.data.tables import Table
+    from fairfold.data.tables import HISTORY, TEST, TRAIN, Table
 
-    parts = (data.train, data.test)
-    users = torch.cat([part.users for part in parts]).numpy()
+    new = data.held_out_users  # numbered behind the others
+    parts, kinds, first = [data.train, data.test], [TRAIN, TEST], [0, 0]  # and the number of the first user
+    if new is not None:
+        parts, kinds = [*parts, new.train, new.test], [*kinds, HISTORY, TEST]
+        first += [data.num_users, data.num_users]
+    users = torch.cat([number + part.users for number, part in zip(first, parts, strict=True)]).numpy()
     items = torch.cat([part.items for part in parts]).numpy()
-    splits = numpy.repeat(numpy.array([0, 2], dtype=numpy.uint8), [len(part) for part in parts])  # train, test
+    splits = numpy.repeat(numpy.array(kinds, dtype=numpy.uint8), [len(part) for part in parts])
     order = numpy.lexsort((items, users))
     ratings = None
     if data.train.ratings is not None and data.test.ratings is not None:
         ratings = torch.cat([data.train.ratings, data.test.ratings]).numpy()[order]
-    user_ids = polars.Series(data.user_ids or list(map(str, range(data.num_users))), dtype=polars.String)
+    ids = data.user_ids or list(map(str, range(data.num_users)))
+    more = [] if new is None else new.user_ids or []
+    user_ids = polars.Series([*ids, *more], dtype=polars.String)
     item_ids = polars.Series(data.item_ids or list(map(str, range(data.num_items))), dtype=polars.String)
     titles = None if data.titles is None else polars.DataFrame({"id": item_ids, "title": data.titles})
     sorted_users = users[order].astype(numpy.uint32)

@@ -19,8 +19,8 @@ from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import items_at, ranks_of
 from fairfold.errors import InvalidSettings, did_you_mean
-from fairfold.federation.algorithm import CompactScoring, FoldsIn, Tunable
-from fairfold.federation.clients import Clients
+from fairfold.federation.algorithm import CompactScoring, Tunable
+from fairfold.federation.clients import Clients, serves_new_users
 from fairfold.federation.federation import Federation
 from fairfold.federation.plan import Plan
 from fairfold.federation.simulation import Progress
@@ -87,9 +87,7 @@ class LoadedRun:
         if histories is None:
             return self.federation.clients
         self._refuse_new_users()
-        clients = Clients(self.plan, histories, {})
-        clients.are_new = True
-        return clients
+        return Clients.new(self.plan, histories)
 
     def informative_items(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Mask of the items that influence a user's scores: those in the training data that the model distinguishes."""
@@ -104,7 +102,7 @@ class LoadedRun:
         return read_history(given, self.interactions, rated=self.settings.predicts_ratings)
 
     def _refuse_new_users(self) -> None:
-        if self.plan.algorithm.serves_new_users or isinstance(self.plan.algorithm, FoldsIn):
+        if serves_new_users(self.plan.algorithm):
             return
         recipe = "ratings" if self.settings.predicts_ratings else "default"
         given = f"a new user for {self.name}, algorithm.kind={self.plan.algorithm.kind!r}, which trains users' vectors"

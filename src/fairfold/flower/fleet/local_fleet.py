@@ -58,6 +58,9 @@ class LocalFleet:
 
     def prepare(self, data: Dataset) -> None:
         """Make the server, and every node's own files of interactions."""
+        if data.held_out_users is not None:
+            remedy = "Hold out interactions of every user: --split random, newest or newest-share."
+            raise InvalidSettings("held-out users in a fleet", "devices that evaluate their own users", remedy)
         rounds = {"half": self.half, "round_timeout": self.round_timeout, "wait_timeout": 300.0}
         options: dict[str, Any] = {"items": data.num_items, "rounds": rounds | {"min_nodes": self.min_nodes}}
         self.server = ServerFolder.create(self.folder / "server", self.settings, HOST, port=self.port, **options)

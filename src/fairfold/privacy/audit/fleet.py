@@ -207,14 +207,7 @@ def some_users(data: Dataset, users: int, seed: int) -> Dataset:
     """The data of some users, drawn by a seed."""
     source = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(data.num_users, generator=source)[:users].sort().values
-    place = torch.zeros(data.num_users, dtype=torch.int64)
-    place[chosen] = torch.arange(len(chosen))
-
-    def of(part: Interactions) -> Interactions:
-        mask = torch.isin(part.users, chosen)
-        return Interactions.from_pairs(place[part.users[mask]], part.items[mask], len(chosen), data.num_items)
-
-    return Dataset(data.name, of(data.train), of(data.test))
+    return Dataset(data.name, data.train.of_users(chosen), data.test.of_users(chosen))
 
 
 def fleet_findings(settings: Settings, data: Dataset, users: int, seed: int) -> list[str]:
