@@ -33,13 +33,15 @@ test-oldest:  ## tests with the oldest versions of all that is needed, in an env
 	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt . pytest hypothesis scipy scikit-learn pytrec_eval-terrier PyYAML
 	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning -W 'ignore:At pre-dispatch' $(TESTS)
 
-# Numbers that go to other programs are read there: of the tests these skip where a program is absent. LensKit's pandas is older than ours.
+# Numbers that go to other programs are read there: of the tests these skip where a program is absent. LensKit's pandas is older than ours;
+# RecBole names an old ray, which only its search for settings needs.
 OTHERS ?= .venv-others
-test-others:  ## tests with TensorBoard, MLflow, Weights & Biases, Optuna, LensKit and ranx, in an environment of its own
+test-others:  ## tests with TensorBoard, MLflow, Weights & Biases, Optuna, LensKit, RecBole and ranx, in an environment of its own
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
 	$(OTHERS)/bin/python -m pip install --quiet '.[notebook,tensorboard,mlflow,wandb]' \
-	  optuna lenskit ranx pytest hypothesis pytrec_eval-terrier PyYAML scikit-learn
-	$(OTHERS)/bin/python -m pytest tests/runs/test_trackers.py tests/runs/test_optuna.py tests/estimator/test_frames.py
+	  optuna lenskit ranx pytest hypothesis pytrec_eval-terrier PyYAML scikit-learn colorlog plotly tabulate texttable thop tqdm
+	$(OTHERS)/bin/python -m pip install --quiet --no-deps recbole
+	$(OTHERS)/bin/python -m pytest tests/runs/test_trackers.py tests/runs/test_optuna.py tests/estimator/test_frames.py tests/estimator/test_neighbors.py
 
 # Per kind of folder: kills at random moments, and random power losses at every call.
 KILLS ?= 200
