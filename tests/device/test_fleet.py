@@ -1,39 +1,74 @@
 """Nodes of a fleet, over TLS, reply in one small process each: none of them starts a worker."""
 
 import json
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fairfold.config.files import load_settings
-from fairfold.device import native
+from fairfold.device import native, offline
 from fairfold.device.stored_model import read_model
 from fairfold.flower.fleet.local_fleet import make_local_fleet
+from fairfold.flower.local_data import LocalFile
 from tests.support.settings import make_settings
 
 FEW = {"name": "synthetic", "users": 12, "items": 400, "interactions_per_user": 30}  # four users on a device
-SECURE = {"privacy": {"level": "secure", "min_cohort": 3}, "algorithm": {"kind": "co_occurrence", "min_item_users": 0}}
-LARGEST = {"default": 40_000_000, "secure": 48_000_000, "paper": 48_000_000}  # bytes of a node's process at its peak
+SECURE = {"privacy": {"level": "secure", "min_cohort": 3}}
+PAIRS = {"algorithm": {"kind": "co_occurrence", "min_item_users": 0}}
+PLAIN, MASKED = 40_000_000, 48_000_000  # bytes of a node's process at its peak: torch alone would take 200 MB
+CASES: dict[str, tuple[str | None, dict[str, Any], int]] = {
+    "default": (None, {}, PLAIN),
+    "ratings": ("ratings", {}, PLAIN),
+    "secure": (None, SECURE | PAIRS, MASKED),
+    "secure ratings": ("ratings", SECURE, MASKED),
+    "paper": ("paper", {}, MASKED),
+    "fair": ("fair", {}, MASKED),
+}
+# Every process of the fleet runs this first: it notes the start of a worker.
+NOTE = """
+import os, sys
+if "fairfold.flower.fleet.worker" in sys.orig_argv:
+    open(os.environ["NOTED"], "a").close()
+"""
+
+
+def write_ratings(path: Path) -> dict[str, Any]:
+    """A file of ratings of twelve users."""
+    draw = random.Random(1)
+    rows = [(user, item) for user in range(12) for item in draw.sample(range(400), 30)]
+    lines = ["user,item,rating", *(f"u{user},{item},{draw.randint(1, 5)}" for user, item in rows)]
+    path.write_text("\n".join(lines))
+    return {"name": str(path)}
 
 
 @pytest.mark.parametrize(
-    "case", ["default", pytest.param("secure", marks=pytest.mark.slow), pytest.param("paper", marks=pytest.mark.slow)]
+    "case", [name if name == "default" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_a_fleet_needs_no_torch_on_devices(tmp_path: Path, case: str) -> None:
-    if case == "paper" and native.library() is None:
+    recipe, more, largest = CASES[case]
+    if recipe in ("paper", "fair") and native.library() is None:
         pytest.skip("the C library of devices was not built")
-    base = load_settings(None, {}, "paper") if case == "paper" else None
-    more = SECURE if case == "secure" else {}
-    settings = make_settings(base, rounds=2, evaluate_every=2, data=FEW, **more)
-    fleet, data = make_local_fleet(settings, "1x,4x,4x", tmp_path)
-    fleet.prepare(data)
+    data = write_ratings(tmp_path / "ratings.csv") if recipe == "ratings" else FEW
+    base = None if recipe is None else load_settings(None, {}, recipe)
+    settings = make_settings(base, rounds=2, evaluate_every=2, data=data, **more)
+    fleet, found = make_local_fleet(settings, "1x,4x,4x", tmp_path / "fleet")
+    (tmp_path / "sitecustomize.py").write_text(NOTE)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    fleet.variables |= {"PYTHONPATH": paths, "NOTED": str(tmp_path / "started")}
+    fleet.prepare(found)
     fleet.run(lambda _text: None)
+    assert not (tmp_path / "started").exists()
     for number in range(3):
         status = json.loads((fleet.node(number) / "status.json").read_text())
         assert status["replies"] >= 4
         assert status["failures"] == 0
-        assert 0 < status["last"]["peak"] < LARGEST[case]  # torch alone would take more than 200 MB
-        model = read_model(fleet.node(number) / "state")
+        assert 0 < status["last"]["peak"] < largest
+        state, file = fleet.node(number) / "state", LocalFile(fleet.node(number) / "train.csv")
+        model = read_model(state)
         assert model.round_number == 2
-        if case != "paper":
-            assert model.recommend([0, 1, 2], 10)
+        histories = file.histories(model.items, ratings=model.kind == "ratings")
+        user = next(iter(histories))
+        assert len(offline.recommend(state, model, user, histories[user], 10)) == 10

@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fairfold.config.files import load_settings
 from fairfold.device import gradient, native
+from fairfold.device.layout import layout_of
 from fairfold.device.records import parse_records
 from fairfold.device.tasks import SmallDevice
 from fairfold.errors import InvalidMessage
@@ -180,9 +181,9 @@ HELD = {"kind": "hashed", "shape": [6, 2], "full_size": 12, "size": 4, "seed": 1
     [{"size": 13}, {"size": 0}, {"chunk": 3}, {"head": 4}, {"seed": -1}, {"full_size": 14}, {"kind": "low rank"}],
 )
 def test_subspaces_that_are_none_are_refused(change: dict[str, Any]) -> None:
-    assert native.layout_of(HELD)[:4] == (12, 0, 4, 1)
+    assert layout_of(HELD)[:4] == (12, 0, 4, 1)
     with pytest.raises(InvalidMessage):
-        native.layout_of(HELD | change)
+        layout_of(HELD | change)
 
 
 def test_samples_beyond_the_table_change_nothing() -> None:

@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
 from fairfold.device import gradient, masked
-from fairfold.device.records import pack_records, parse_records
+from fairfold.device.records import Records, pack_records, parse_records
 from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import DeviceStore
 from fairfold.device.stored_model import MODEL_FILE
@@ -98,9 +98,8 @@ class Twins:
     @staticmethod
     def compare(device: SmallDevice, message: Message, reply: Message) -> None:
         """The device's reply to a message is another's, object by object."""
-        objects = {name: one.deflate() for name, one in get_all_nested_objects(message.content).items()}
-        records = device.reply(message.metadata.message_type, parse_records(message.content.object_id, objects))
-        expected = reply.content["fairfold"].get("quality")
+        records, theirs = records_of_both(device, message, reply)
+        expected = theirs["fairfold"].get("quality")
         if expected is not None:  # a sum that is shown, not used: the worker ranks in single precision
             assert records["fairfold"]["quality"] == pytest.approx(expected, abs=1e-6)
             records["fairfold"]["quality"] = expected
@@ -128,6 +127,16 @@ class Twins:
         for mine, theirs in tables:
             assert mine.keys() == theirs.keys()
             assert all(mine[name].equal(theirs[name]) for name in mine), (mine, theirs)
+
+
+def records_of_both(device: SmallDevice, message: Message, reply: Message) -> tuple[Records, Records]:
+    """The device's reply to a message, and the worker's."""
+
+    def parsed(content: Any) -> Records:
+        objects = {name: one.deflate() for name, one in get_all_nested_objects(content).items()}
+        return parse_records(content.object_id, objects)
+
+    return device.reply(message.metadata.message_type, parsed(message.content)), parsed(reply.content)
 
 
 def run(twins: Twins, rounds: int, base: Settings | None = None, *, half: bool = False, **keys: Any) -> FairStrategy:

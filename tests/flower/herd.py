@@ -75,7 +75,7 @@ class LightWorker:
         self._worker._run_app = self._dying(self._worker._run_app)  # type: ignore[method-assign]
         self._events: list[dict[str, Any]] = []
         self.message: bytes | None = None
-        self.kind, self.deadline, self.last_used = node_loop.WORK, float("inf"), 0.0
+        self.deadline, self.last_used = float("inf"), 0.0
 
     @staticmethod
     def _dying(reply: Any) -> Any:
@@ -88,11 +88,10 @@ class LightWorker:
 
         return replied
 
-    def submit(self, message: bytes, kind: int = node_loop.WORK) -> None:
+    def submit(self, message: bytes) -> None:
         """Do it at once."""
         try:
-            why = "" if kind == node_loop.WORK else "it died"
-            self._worker.reply(message, why, self)  # type: ignore[arg-type]
+            self._worker.reply(message, self)  # type: ignore[arg-type]
         except Exception as error:  # as the worker's own loop has it
             self._events.append({"done": True, "problem": f"no reply: {type(error).__name__}: {error}"[:300]})
         self.message, self.last_used = message, time.monotonic()

@@ -101,7 +101,7 @@ def test_ids_are_the_same_for_a_device_and_for_a_run_of_the_whole_file(space: st
     rows = [("u", "a"), ("u ", "b"), ("v", f"a{space}"), (f"{space}v", f"{space}c")]
     path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in rows))
     catalogue.write_text("a\nb\nc\n")
-    assert LocalFile(path, catalogue=catalogue).histories(3) == {"u": [0, 1], "v": [0, 2]}
+    assert LocalFile(path, catalogue=catalogue).histories(3) == {"u": {0: None, 1: None}, "v": {0: None, 2: None}}
     frames = read(path, detect_format(path), repairs=Counter())
     assert {tuple(row) for frame in frames for row in frame.select("user", "item").rows()} == {
         ("u", "a"), ("u", "b"), ("v", "a"), ("v", "c")

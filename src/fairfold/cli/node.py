@@ -191,6 +191,8 @@ def node_recommend(
     Examples:
         fairfold node recommend device3 --user 100 --top 3
     """
+    from fairfold.device import offline
+    from fairfold.device.requests import NeedsWorker
     from fairfold.device.stored_model import MODEL_FILE, read_model
     from fairfold.errors import InvalidData, InvalidSettings
     from fairfold.flower.fleet.node import NodeFolder
@@ -209,7 +211,7 @@ def node_recommend(
     names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue.is_file() else None
     source = LocalFile(data, catalogue=catalogue if names is not None else None)
     model = read_model(state)
-    histories = source.histories(model.items)
+    histories = source.histories(model.items, ratings=model.kind == "ratings")
     if not histories:
         raise InvalidData(f"{data}, which holds no interactions", "at least one", "Check the file.")
     if user is None and len(histories) > 1:
@@ -220,9 +222,9 @@ def node_recommend(
     if chosen not in histories:
         raise InvalidSettings(f"user {chosen!r}", f"a user of {data}", "Check the name.")
     found: list[tuple[int, float]] | list[tuple[int, float | None]]
-    if model.metadata["settings"]["algorithm"]["kind"] == "co_occurrence":
-        found = model.recommend(histories[chosen], top)
-    else:
+    try:
+        found = offline.recommend(state, model, chosen, histories[chosen], top)
+    except NeedsWorker:
         from fairfold.flower import local_scoring  # needs torch
 
         found = local_scoring.recommend(state, source, chosen, top)

@@ -9,18 +9,18 @@ import math
 import random
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from heapq import nsmallest
-from typing import Any
+from typing import Any, ClassVar
 
-from fairfold.device.facts import MAX_ITEMS, UNITS, amount_of, invalid_message, number_in, table_in
+from fairfold.device.facts import MAX_ITEMS, invalid_message, number_in, table_in
+from fairfold.device.layout import layout_of
 from fairfold.device.model import discounted_gain
-from fairfold.device.native import LocalNetwork, NetworkForm, add_weighted, draw_samples, layout_of, library
-from fairfold.device.records import Records
-from fairfold.device.requests import NeedsWorker
+from fairfold.device.native import LocalNetwork, NetworkForm, add_weighted, draw_samples, library
+from fairfold.device.requests import NeedsWorker, TaskInput, require_room
 from fairfold.device.store import DeviceState, Tables
-from fairfold.errors import InvalidCapacity
+from fairfold.device.stored_model import StoredModel
 from fairfold.flower.protocol import ARRAYS
 
 MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
@@ -95,9 +95,9 @@ def _shapes(form: NetworkForm, num_items: int) -> dict[str, list[int]]:
     return shapes | dict(zip(form.dense, sizes, strict=True))
 
 
-def read_gradient_task(facts: dict[str, Any], records: Records, capacity: str) -> GradientTask:
+def read_gradient_task(given: TaskInput) -> GradientTask:
     """Read and check a task."""
-    settings, projections = table_in(facts, "settings"), table_in(facts, "projections")
+    facts, settings, projections = given.facts, given.settings, table_in(given.facts, "projections")
     num_items = number_in(facts, "items", MAX_ITEMS, 1)
     factors, depth = settings["model"]["factors"], settings["model"].get("depth", 1)
     if not 0 < factors <= MAX_USER_NUMBERS or not 0 < depth <= 16 or factors << depth > MAX_USER_NUMBERS:
@@ -109,11 +109,16 @@ def read_gradient_task(facts: dict[str, Any], records: Records, capacity: str) -
     if any(held["kind"] != "hashed" for held in projections.values()):
         raise NeedsWorker("a tensor of another kind")
     layouts = {name: layout_of(held) for name, held in projections.items()}
-    if sum(layouts[name][0] for name in form.dense) > MAX_DENSE_NUMBERS:
+    if sum(layouts[name].full_size for name in form.dense) > MAX_DENSE_NUMBERS:
         raise invalid_message("layers that are too large", f"at most {MAX_DENSE_NUMBERS} numbers")
-    _require_room(capacity, settings["subspace"], form, projections)
-    arrays = records[ARRAYS]
-    sizes = {name: layout[1] + layout[2] for name, layout in layouts.items()}
+    method, everything = settings["subspace"], [name for name, of in layouts.items() if of.full_size >= MIN_COMPRESSED]
+    counted = form.tables if method.get("compress", "tables") == "tables" else everything
+    columns = method.get("reference_factors")
+    whole = sum(num_items * columns if columns and name in form.tables else layouts[name].full_size for name in counted)
+    bytes_held = FLOAT_BYTES * sum(one.size for one in layouts.values())
+    require_room(given.capacity, bytes_held, sum(layouts[name].size for name in counted), whole)
+    arrays = given.records[ARRAYS]
+    sizes = {name: layout.size for name, layout in layouts.items()}
     if {name: (vector.typecode, len(vector)) for name, vector in arrays.items()} != {
         name: ("f", size) for name, size in sizes.items()
     } or facts.get("scales") != [1.0] * len(sizes):
@@ -123,22 +128,6 @@ def read_gradient_task(facts: dict[str, Any], records: Records, capacity: str) -
     top, spread = int(settings["run"]["top"]), 0.1 if settings["model"]["kind"] == "mf" else 0.01
     number = number_in(facts, "round", 2**31)
     return GradientTask(form, projections, dict(arrays), settings["algorithm"], num_items, number, top, spread)
-
-
-def _require_room(capacity: str, method: Mapping[str, Any], form: NetworkForm, held: Mapping[str, Any]) -> None:
-    amount = amount_of(capacity)
-    if amount is None:
-        raise NeedsWorker("a capacity in another form")
-    number, unit = amount
-    if unit in UNITS:
-        size, most = FLOAT_BYTES * sum(one["size"] for one in held.values()), number * UNITS[unit]
-    else:
-        everything = [name for name, one in held.items() if one["full_size"] >= MIN_COMPRESSED]
-        counted = form.tables if method.get("compress", "tables") == "tables" else everything
-        size, most = (sum(held[name][key] for name in counted) for key in ("size", "full_size"))
-        most /= number
-    if size > most:
-        raise InvalidCapacity(f"a task of {size} numbers", f"at most {capacity}", "Ask this device first.")
 
 
 def user_vectors(task: GradientTask, state: DeviceState, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -229,3 +218,44 @@ def _best(network: LocalNetwork, known: set[int], num_items: int, top: int) -> l
         block = ((-score, item) for item, score in enumerate(scores, first) if item not in known)
         best = nsmallest(top, (*best, *block))
     return [item for _, item in best]
+
+
+def stored_vectors(state: DeviceState, user: str) -> dict[str, Any]:
+    """A user's own vectors as they are stored; none of a user who was not there when the model was trained."""
+    if user not in state.user_names:
+        return {}
+    row, tables = state.user_names.index(user), state.acknowledged.local_state
+    return {name: numbers[row * shape[-1] : (row + 1) * shape[-1]] for name, (shape, numbers) in tables.items()}
+
+
+def scores(model: StoredModel, own: Mapping[str, Any]) -> Any:
+    """Scores of all items by a stored model, in the order of its numbers, for a user's own vectors."""
+    form, held = form_of(model.metadata["settings"]), model.metadata["projections"]
+    return LocalNetwork(form, held, model.tensors, own).scores(0, model.items)
+
+
+class GradientWork:
+    """A task with the users' histories and own vectors."""
+
+    remembers = False
+    steps: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, given: TaskInput) -> None:
+        self.task, self._before = read_gradient_task(given), given.state
+        train, held_out = given.histories(self.task.num_items, False)
+        self.train = {name: list(items) for name, items in train.items()}
+        self.held_out = {name: list(items) for name, items in held_out.items()}
+        self.own = user_vectors(self.task, given.state, list(train))
+        self.state = replace(given.state, user_names=list(train), history={})
+
+    def quality(self) -> dict[str, Any]:
+        """Sum of NDCG over the users with held-out items, and their number."""
+        return quality(self.task, self.train, self.held_out, self.own)
+
+    def update(self, *, is_masked: bool) -> tuple[dict[str, Any], float]:
+        """The weighted sum of the users' models, or of their changes."""
+        return train(self.task, self.train, self.own, self._before, is_masked=is_masked)
+
+    def local_state(self) -> Tables:
+        """The users' own vectors."""
+        return local_state(self.task, self.own)

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import fairfold.device as package
+from fairfold.device.layout import LONG, layout_of
 from fairfold.errors import InvalidMessage
 
 NAME, ABI = "fairfold_device.so", 1
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "adam": 2}
-LONG = 2**64 - 1
 
 
 class _Layout(Structure):
@@ -79,30 +78,6 @@ def load_library(path: Path) -> Any:
         function = getattr(loaded, f"fairfold_device_{name}")
         function.argtypes, function.restype = arguments, c_int64 if name.endswith("_bytes") else c_int
     return loaded
-
-
-def expand_seed(seed: int) -> int:
-    """A seed as 64 well-mixed bits (``kernels.hashing``)."""
-    word = (seed + 0x9E3779B97F4A7C15) & LONG
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & LONG
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & LONG
-    return word ^ (word >> 31)
-
-
-def layout_of(held: Mapping[str, Any]) -> tuple[int, ...]:
-    """Full size, head, tail, chunk, key and sign of a tensor that is held hashed, or whole; refuses any other."""
-    numbers = full_size, size, seed, chunk, head = [held[key] for key in ("full_size", "size", "seed", "chunk", "head")]
-    if held["kind"] != "hashed" or not all(type(number) is int for number in numbers):
-        raise _invalid("a tensor of unknown kind")
-    if not 1 <= size <= full_size < 2**48 or prod(held["shape"]) != full_size or not 0 <= seed <= LONG or chunk < 1:
-        raise _invalid("a subspace of no size")
-    if size == full_size:
-        return full_size, full_size, 0, chunk, expand_seed(seed), int(bool(held["sign"]))
-    if held["mapping"] == "ranked" and not head:
-        head = size // 2 // chunk * chunk
-    if not 0 <= head < size or (size - head) % chunk or (head and held["mapping"] != "ranked"):
-        raise _invalid("a subspace of no size")
-    return full_size, head, size - head, chunk, expand_seed(seed), int(bool(held["sign"]))
 
 
 @dataclass(frozen=True)

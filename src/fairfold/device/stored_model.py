@@ -1,7 +1,7 @@
 """The model that a device stores: pushed by the server at the end of a run, and used for offline recommendations.
 
 It is one file in the format of ``fairfold export`` (docs/export.md), replaced as a whole: old and new ones are never
-mixed. Models of the default algorithm are scored here; those of others by :mod:`fairfold.flower.local_scoring`.
+mixed. Models of the default algorithm are scored here, others by :mod:`.offline`.
 """
 
 import hashlib
@@ -37,6 +37,11 @@ class StoredModel:
     def round_number(self) -> int:
         """The round after which the model was written."""
         return int(self.metadata["round"])
+
+    @property
+    def kind(self) -> str:
+        """The algorithm that trained it."""
+        return str(self.metadata["settings"]["algorithm"]["kind"])
 
     @property
     def items(self) -> int:

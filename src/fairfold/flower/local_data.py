@@ -11,8 +11,9 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairfold.errors import InvalidData
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 Row = tuple[str, str, float | None]
+Rated = dict[str, dict[int, Any]]  # by user, the items in order with their ratings, None where these do not count
 
 
 @dataclass(frozen=True)
@@ -138,14 +140,15 @@ class LocalFile:
         """Refuse a file of another kind, or without the column of the item; it may be empty yet."""
         next(self._rows(Path(self.path), ratings=False), None)
 
-    def histories(self, num_items: int) -> dict[str, list[int]]:
-        """The items of every user by name, without torch."""
-        rows = list(self._rows(Path(self.path), ratings=False))
-        numbers = self._item_numbers(rows, num_items)
-        histories = dict[str, list[int]]()
-        for user, item, _ in rows:
-            histories.setdefault(user, []).append(numbers[item])
-        return histories
+    def parts(self, num_items: int, *, ratings: bool = False) -> tuple[Rated, Rated]:
+        """What every user has to train on, and held out, users in the order of their names; without torch."""
+        rows, held_out, numbers = self.read(num_items, ratings=ratings)
+        return _by_user(rows, numbers), _by_user(held_out, numbers)
+
+    def histories(self, num_items: int, *, ratings: bool = False) -> Rated:
+        """All that every user has, without torch."""
+        rows = list(self._rows(Path(self.path), ratings))
+        return _by_user(rows, self._item_numbers(rows, num_items))
 
     def _rows(self, path: Path, ratings: bool) -> Iterator[Row]:
         try:
@@ -155,10 +158,14 @@ class LocalFile:
             for user, item, rating in rows:
                 if item is None or str(item).strip() == "":
                     raise InvalidData(f"{path}: a row without an item", "an item in every row", "Correct the file.")
-                try:
-                    number = None if rating is None else float(rating)
-                except ValueError:
-                    raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
+                number = None
+                if ratings:
+                    try:
+                        number = float("" if rating is None else rating)
+                        if not abs(number) < inf:
+                            raise ValueError
+                    except ValueError:
+                        raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
                 yield str(user).strip(), str(item).strip(), number
         except (OSError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
             raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None
@@ -218,6 +225,13 @@ def node_partition(data: Dataset, context: Context) -> LocalData:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _by_user(rows: list[Row], numbers: dict[str, int]) -> Rated:
+    found: Rated = {}
+    for user, item, rating in rows:
+        found.setdefault(user, {})[numbers[item]] = rating
+    return {user: dict(sorted(found[user].items())) for user in sorted(found)}
 
 
 def _uniform(row: Row) -> float:

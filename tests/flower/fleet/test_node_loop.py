@@ -1,5 +1,6 @@
 """A node's process: retries, polls and its worker."""
 
+import base64
 import json
 import time
 from pathlib import Path
@@ -17,6 +18,10 @@ from fairfold.flower.fleet.credentials import (
     make_node_key,
 )
 from fairfold.flower.fleet.node import NodeFolder
+from tests.vectors.make import FOLDER
+
+EXCHANGE = json.loads((FOLDER / "transport.json").read_text())["exchange"]
+PULLED = base64.b64decode(EXCHANGE["pull-messages"])
 
 
 class FakeConnection:
@@ -45,6 +50,11 @@ class FakeConnection:
     def pull(self, _node: int) -> Any:
         return self._turn("pull")
 
+    def call(self, name: str, body: bytes) -> bytes:
+        assert node_loop.DIED.encode() in body
+        self.calls.append(name)
+        return b""
+
     def deactivate(self, _node: int) -> None:
         self.calls.append("deactivate")
 
@@ -56,15 +66,15 @@ class FakeWorker:
     """A worker that says, in turn, what the test says."""
 
     events: ClassVar[list[dict[str, Any]]] = []
-    given: ClassVar[list[tuple[bytes, int]]] = []
+    given: ClassVar[list[bytes]] = []
 
     def __init__(self, _folder: Path) -> None:
         self.message: bytes | None = None
-        self.deadline, self.kind, self.last_used = float("inf"), node_loop.WORK, time.monotonic()
+        self.deadline, self.last_used = float("inf"), time.monotonic()
 
-    def submit(self, message: bytes, kind: int = node_loop.WORK) -> None:
-        self.message, self.kind = message, kind
-        self.given.append((message, kind))
+    def submit(self, message: bytes) -> None:
+        self.message = message
+        self.given.append(message)
 
     def poll(self, _seconds: float) -> list[dict[str, Any]]:
         facts = self.events.pop(0)
@@ -73,7 +83,7 @@ class FakeWorker:
         return [facts]
 
     def end(self) -> None:
-        self.given.append((b"ended", -1))
+        self.given.append(b"ended")
 
 
 @pytest.fixture
@@ -89,7 +99,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def run_node(
     folder: Path, connected: FakeConnection, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], dict[str, Any]]:
-    node = NodeFolder(folder, "localhost:9", "mine.csv", "1x")
+    node = NodeFolder(folder, "localhost:9", "mine.csv", "1x", app="mine:app")  # of which a worker takes all messages
     if not node.key.exists():
         make_node_key(node.key)
     shown: list[str] = []
@@ -144,16 +154,13 @@ def test_a_worker_gets_messages_and_its_death_is_reported_to_the_server_once(
 ) -> None:
     FakeWorker.events = [
         {"kind": "train", "round": "3", "deadline": 1e12}, {"done": True, "seconds": 2.0, "peak": 5, "problem": ""},
-        {"died": -9}, {"done": True, "problem": "told"}, {"died": -9}, {"died": 1},
+        {"died": -9}, {"died": 1},
     ]  # fmt: skip
-    connected = FakeConnection(7, True, b"one", b"two", b"three")
+    connected = FakeConnection(7, True, b"one", PULLED, b"no message")
     shown, status = run_node(tmp_path, connected, monkeypatch)
-    assert FakeWorker.given == [
-        (b"one", node_loop.WORK), (b"two", node_loop.WORK), (b"ended", -1), (b"two", node_loop.REFUSE),
-        (b"three", node_loop.WORK),
-        (b"ended", -1), (b"three", node_loop.REFUSE), (b"ended", -1),
-    ]  # fmt: skip
-    assert (status["replies"], status["failures"]) == (1, 4)
+    assert FakeWorker.given == [b"one", PULLED, b"ended", b"no message", b"ended"]
+    assert (status["replies"], status["failures"]) == (1, 2)
+    assert connected.calls.count("push-messages") == 1
     assert "works on train of round 3" in shown
 
 
@@ -170,17 +177,18 @@ def test_a_device_that_was_killed_at_work_replies_with_an_error_when_it_is_back(
         return poll(self, seconds)
 
     monkeypatch.setattr(FakeWorker, "poll", killed)
-    run_node(tmp_path, FakeConnection(7, True, b"one"), monkeypatch)
-    assert (tmp_path / node_loop.OPEN_MESSAGE).read_bytes() == b"one"
-    FakeWorker.events, FakeWorker.given = [{"done": True, "problem": "told"}, {"done": True, "problem": ""}], []
+    run_node(tmp_path, FakeConnection(7, True, PULLED), monkeypatch)
+    assert (tmp_path / node_loop.OPEN_MESSAGE).read_bytes() == PULLED
+    FakeWorker.events, FakeWorker.given = [{"done": True, "problem": ""}], []
     connected = FakeConnection(RefusedByServer("early", "too early"), 7, True, b"two")
     shown, status = run_node(tmp_path, connected, monkeypatch)
-    assert FakeWorker.given == [(b"one", node_loop.REFUSE), (b"two", node_loop.WORK), (b"ended", -1)]
+    assert connected.calls.index("push-messages") < connected.calls.index("pull")
+    assert FakeWorker.given == [b"two", b"ended"], "a refusal needs no worker"
     assert "ended at work" in " ".join(shown)
     assert status["replies"] == 1
     assert not (tmp_path / node_loop.OPEN_MESSAGE).exists()
     run_node(tmp_path, FakeConnection(7, True), monkeypatch)
-    assert FakeWorker.given[3:] == []
+    assert FakeWorker.given[2:] == []
 
 
 def test_a_worker_that_hangs_or_has_nothing_to_do_is_ended(
@@ -191,7 +199,7 @@ def test_a_worker_that_hangs_or_has_nothing_to_do_is_ended(
     shown, status = run_node(tmp_path, FakeConnection(7, True, b"one", None), monkeypatch)
     assert "no reply to a message in its time" in " ".join(shown)
     assert status["failures"] == 1
-    assert FakeWorker.given[-1] == (b"ended", -1)
+    assert FakeWorker.given[-1] == b"ended"
 
 
 def test_a_folder_has_one_device(tmp_path: Path) -> None:

@@ -62,19 +62,26 @@ def _start(given: argparse.Namespace) -> None:
 
 
 def _recommend(given: argparse.Namespace) -> None:
+    from fairfold.device import offline
+    from fairfold.device.requests import NeedsWorker
     from fairfold.device.stored_model import read_model
-    from fairfold.errors import InvalidData
+    from fairfold.errors import InvalidData, InvalidSettings
     from fairfold.flower.fleet.node import NodeFolder
     from fairfold.flower.local_data import LocalFile
 
     node = NodeFolder.open(given.folder)
     catalogue = node.catalogue if node.catalogue.exists() else None
     model = read_model(node.state)
-    histories = LocalFile(node.data, catalogue=catalogue).histories(model.items)
+    histories = LocalFile(node.data, catalogue=catalogue).histories(model.items, ratings=model.kind == "ratings")
     if given.user not in histories:
         raise InvalidData(f"user {given.user!r}", "a user of the device's file", "Name one with --user.")
     names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue else None
-    for item, _score in model.recommend(histories[given.user], given.top):
+    try:
+        found = offline.recommend(node.state, model, given.user, histories[given.user], given.top)
+    except NeedsWorker as left:
+        remedy = "Install fairfold, and run: fairfold node recommend."
+        raise InvalidSettings(f"a model of {left}", "one that a small device scores for this user", remedy) from None
+    for item, _score in found:
         sys.stdout.write(f"{item if names is None else names[item]}\n")
 
 

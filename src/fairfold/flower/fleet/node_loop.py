@@ -15,17 +15,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairfold.atomic_io import locked, remove, write_atomically
+from fairfold.checksums import PARSE_ERRORS
 from fairfold.errors import InvalidState
 from fairfold.flower.fleet import Echo
 from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, json_object, read_key
 from fairfold.flower.fleet.node import STATUS, NodeFolder
 
-WORK, REFUSE = 0, 1  # what a worker is to do with a message
+DIED = "the device's program died while it worked on this"
 BUSY_POLL_SECONDS, IDLE_POLL_SECONDS = 0.5, 3.0  # between two polls, after some work and otherwise
 WORKER_IDLE_SECONDS = 60.0  # after its last message a worker is ended
 MAX_RETRY_SECONDS, MAX_TRANSIENT_RETRY_SECONDS = 300.0, 20.0
@@ -44,15 +46,15 @@ class WorkerProcess:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0)
         self._unread = b""
         self.message: bytes | None = None  # the one being worked on
-        self.kind, self.deadline = WORK, float("inf")  # until when the server waits for the reply
+        self.deadline = float("inf")  # until when the server waits for the reply
         self.last_used = time.monotonic()
 
-    def submit(self, message: bytes, kind: int = WORK) -> None:
+    def submit(self, message: bytes) -> None:
         """Hand over a message."""
-        self.message, self.kind, self.deadline = message, kind, float("inf")
+        self.message, self.deadline = message, float("inf")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(bytes([kind]) + len(message).to_bytes(4, "big") + message)
+            self._process.stdin.write(len(message).to_bytes(4, "big") + message)
 
     def poll(self, seconds: float) -> list[dict[str, Any]]:
         """The events that the worker writes within some time; its end is the event ``died``."""
@@ -149,14 +151,14 @@ class NodeLoop:
                     self._report("connected", "connected again")
             self._end_idle_worker()
             if self.worker is not None and self.worker.message is not None:
-                self._handle_events(self.worker, 1.0)
-            elif self.open_message.exists() and self._refuse_interrupted():
+                self._handle_events(connection, self.worker, 1.0)
+            elif self.open_message.exists() and self._refuse_interrupted(connection):
                 self._report("connected", "ended at work: the server is notified, and need not wait", failures=1)
             elif (message := connection.pull(node_id)) is not None:
                 with contextlib.suppress(Exception):  # a full disk is no reason not to work
                     write_atomically(self.open_message, message)
                 if not (self.is_small and self._reply(connection, message)):
-                    self._submit(message, WORK)
+                    self._submit(message)
             else:
                 idle = max(IDLE_POLL_SECONDS, connection.poll_interval * random.uniform(0.8, 1.2))
                 worked_recently = time.monotonic() - self.last_work < WORKER_IDLE_SECONDS
@@ -180,6 +182,45 @@ class NodeLoop:
         file = LocalFile(node.data, test=node.test or None, holdout=node.holdout, catalogue=catalogue)
         started = time.monotonic()
 
+        device = SmallDevice(file, node.capacity, node.state, node.node_config(), tick)
+        problem = reply_to(self._caller(connection), message, device)
+        if problem is None:
+            return False
+        self._forget_message()
+        self.last_work = time.monotonic()
+        last = {"seconds": self.last_work - started, "peak": peak_memory(), "at": time.time()}
+        self._report("connected", problem or "replied", last=last, **{"failures" if problem else "replies": 1})
+        return True
+
+    def _submit(self, message: bytes) -> None:
+        self.worker = self.worker or WorkerProcess(self.node.folder)
+        self.worker.submit(message)
+        self.last_work = time.monotonic()
+
+    def _refuse_interrupted(self, connection: NodeConnection) -> bool:
+        """Reply with an error to the message that an earlier process was working on when it was killed."""
+        with contextlib.suppress(OSError):
+            message = self.open_message.read_bytes()
+            remove(self.open_message)  # before: a message that kills a device must not do so for ever
+            return self._refuse(connection, message)
+        return False
+
+    def _refuse(self, connection: NodeConnection, message: bytes) -> bool:
+        """Reply with an error to a message whose work was lost with its process; False if it is none."""
+        from fairfold.device.exchange import PulledMessage
+
+        self.last_work = time.monotonic()
+        try:
+            refused = PulledMessage(self._caller(connection), message)
+        except PARSE_ERRORS:
+            return False
+        refused.send(DIED, 0.0)
+        return True
+
+    @staticmethod
+    def _caller(connection: NodeConnection) -> Callable[[str, bytes], bytes]:
+        """Signed requests of a reply, sent again where the network lost them."""
+
         def call(name: str, body: bytes) -> bytes:
             for pause in RETRY_PAUSES:
                 try:
@@ -190,28 +231,7 @@ class NodeLoop:
                 time.sleep(pause)
             return connection.call(name, body)
 
-        problem = reply_to(call, message, SmallDevice(file, node.capacity, node.state, node.node_config(), tick))
-        if problem is None:
-            return False
-        self._forget_message()
-        self.last_work = time.monotonic()
-        last = {"seconds": self.last_work - started, "peak": peak_memory(), "at": time.time()}
-        self._report("connected", problem or "replied", last=last, **{"failures" if problem else "replies": 1})
-        return True
-
-    def _submit(self, message: bytes, kind: int) -> None:
-        self.worker = self.worker or WorkerProcess(self.node.folder)
-        self.worker.submit(message, kind)
-        self.last_work = time.monotonic()
-
-    def _refuse_interrupted(self) -> bool:
-        """Reply with an error to the message that an earlier process was working on when it was killed."""
-        with contextlib.suppress(Exception):
-            message = self.open_message.read_bytes()
-            remove(self.open_message)  # before: a message that kills a device must not do so for ever
-            self._submit(message, REFUSE)
-            return True
-        return False
+        return call
 
     def _end_idle_worker(self) -> None:
         """End a worker that has had no message for a while, or that hangs."""
@@ -222,16 +242,16 @@ class NodeLoop:
             self._report("connected", "no reply to a message in its time: the worker is ended", failures=1)
             self._end_worker(worker)
 
-    def _handle_events(self, worker: WorkerProcess, seconds: float) -> None:
+    def _handle_events(self, connection: NodeConnection, worker: WorkerProcess, seconds: float) -> None:
         for event in worker.poll(seconds):
             if "deadline" in event:
                 round_number = f" of round {event['round']}" if event.get("round") else ""
                 self._report("working", f"works on {event.get('kind')}{round_number}")
-            elif "died" in event:  # a new worker replies with an error to the message that this one was working on
+            elif "died" in event:
                 self._end_worker(worker)
                 self._report("connected", f"the worker died (status {event['died']})", failures=1)
-                if worker.message is not None and worker.kind == WORK:
-                    self._submit(worker.message, REFUSE)
+                if worker.message is not None:
+                    self._refuse(connection, worker.message)
             elif event.get("done"):
                 self._forget_message()
                 self.last_work = time.monotonic()

@@ -21,7 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -39,7 +39,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fairfold.errors import InvalidSettings
 from fairfold.flower.fleet.connection import parse_address, read_key
 from fairfold.flower.fleet.node import NodeFolder
-from fairfold.flower.fleet.node_loop import WORK, peak_memory
+from fairfold.flower.fleet.node_loop import peak_memory
 
 MAX_TRIES = 5  # of a request that the network lost
 log = logging.getLogger("fairfold.flower")
@@ -82,18 +82,14 @@ class Worker:
         """The node's ClientApp; loaded with the first message, so that the server learns where that fails."""
         return load_app(self.node)
 
-    def reply(self, pulled: bytes, refusal: str, events: "EventWriter") -> None:
-        """Reply to a message; with an error where ``refusal`` gives a reason not to try it, or the app fails."""
+    def reply(self, pulled: bytes, events: "EventWriter") -> None:
+        """Reply to a message; with an error where the app fails."""
         response = PullMessagesResponse.FromString(pulled)
         tree, metadata = response.message_object_trees[0], response.messages_list[0].metadata
         node = Node(node_id=metadata.dst_node_id)
         events.write(kind=metadata.message_type, round=metadata.group_id, deadline=metadata.created_at + metadata.ttl)
         started = time.monotonic()
-        if refusal:  # the message's objects may have been fetched before, and then the server has deleted them
-            message = message_from_proto(response.messages_list[0])
-            reply, problem = Message(Error(ErrorCode.CLIENT_APP_CRASHED, refusal), reply_to=message), refusal
-        else:
-            reply, problem = self._run_app(self._fetch(tree, node, metadata.run_id))
+        reply, problem = self._run_app(self._fetch(tree, node, metadata.run_id))
         self._send(reply, node, metadata.run_id, time.monotonic() - started)
         events.write(done=True, seconds=time.monotonic() - started, problem=problem, peak=peak_memory())
 
@@ -146,17 +142,17 @@ class EventWriter:
         self._stream.flush()
 
 
-def _read_messages(stream: IO[bytes]) -> "queue.SimpleQueue[tuple[int, bytes]]":
+def _read_messages(stream: IO[bytes]) -> "queue.SimpleQueue[bytes]":
     """Queue the messages that the node hands over; when the stream ends, this process ends at once."""
-    messages: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
-            while len(head := stream.read(5)) == 5:
-                body = stream.read(size := int.from_bytes(head[1:], "big"))
+            while len(head := stream.read(4)) == 4:
+                body = stream.read(size := int.from_bytes(head, "big"))
                 if len(body) < size:
                     break
-                messages.put((head[0], body))
+                messages.put(body)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -172,10 +168,8 @@ def main() -> None:
     messages = _read_messages(os.fdopen(os.dup(0), "rb"))
     worker = Worker(NodeFolder.open(Path(sys.argv[1])))
     while True:
-        kind, body = messages.get()
-        refusal = "" if kind == WORK else "the device's program died while it worked on this"
         try:
-            worker.reply(body, refusal, events)
+            worker.reply(messages.get(), events)
         except Exception as error:
             log.exception("no reply to a message")
             events.write(done=True, problem=f"no reply: {type(error).__name__}: {error}"[:300])
