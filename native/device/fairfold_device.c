@@ -7,6 +7,7 @@
 #define MOST_LAYERS 64
 #define MOST_DENSE 256
 #define MOST_SAMPLES ((int64_t)1 << 26)
+#define TRY(call) do { const int status_ = (call); if (status_) return status_; } while (0)
 
 int fairfold_device_abi(void) { return FAIRFOLD_DEVICE_ABI; }
 
@@ -181,8 +182,7 @@ static int touch(room *r, touched *t, const fairfold_tensor *tensor, const plan 
     t->tensor = tensor, t->start = *start;
     t->slots = (int64_t *)(r->memory + r->used);
     if (r->used + numbers * (int64_t)sizeof *t->slots > r->size) return FAIRFOLD_NO_MEMORY;
-    const int status = fairfold_number(p->slots, numbers, positions, t->slots, &t->count);
-    if (status) return status;
+    TRY(fairfold_number(p->slots, numbers, positions, t->slots, &t->count));
     if (!take(r, t->count, sizeof *t->slots)) return FAIRFOLD_NO_MEMORY;
     for (int64_t k = 0; k < numbers; k++) positions[k] += (int32_t)*start;
     *start += t->count;
@@ -202,8 +202,7 @@ int fairfold_device_train(const fairfold_device_model *m, const fairfold_device_
     int64_t rows = 0;
     p.rows = take(&r, entries, sizeof *p.rows), p.distinct = take(&r, entries, sizeof *p.distinct);
     if (r.used > size) return FAIRFOLD_NO_MEMORY;
-    int status = fairfold_number(s->items, entries, p.rows, p.distinct, &rows);
-    if (status) return status;
+    TRY(fairfold_number(s->items, entries, p.rows, p.distinct, &rows));
     r.used = 0;
     lay_out(&r, &p, m, dense, rows, entries);
     if (r.used > size) return FAIRFOLD_NO_MEMORY;
@@ -214,21 +213,16 @@ int fairfold_device_train(const fairfold_device_model *m, const fairfold_device_
         const int64_t columns = columns_of(m, side);
         for (int64_t row = 0; columns && row < rows; row++) {
             if (p.distinct[row] > INT64_MAX / MOST_COLUMNS - 1) return FAIRFOLD_BAD_ROW;
-            status = slots_of(&m->tables[side], p.distinct[row] * columns, columns, p.line, p.slots + row * columns,
-                              p.signs[side] + row * columns);
-            if (status) return status;
+            TRY(slots_of(&m->tables[side], p.distinct[row] * columns, columns, p.line, p.slots + row * columns,
+                         p.signs[side] + row * columns));
         }
-        if (!columns) continue;
-        status = touch(&r, &all[tensors++], &m->tables[side], &p, rows * columns, p.positions[side], &start);
-        if (status) return status;
+        if (columns) TRY(touch(&r, &all[tensors++], &m->tables[side], &p, rows * columns, p.positions[side], &start));
     }
     int64_t before = 0;
     for (int64_t i = 0; i < m->dense_count; i++) {
         const int64_t numbers = m->dense[i].layout.full_size;
-        status = slots_of(&m->dense[i], 0, numbers, p.line, p.slots, p.signs[2] + before);
-        if (status) return status;
-        status = touch(&r, &all[tensors++], &m->dense[i], &p, numbers, p.positions[2] + before, &start);
-        if (status) return status;
+        TRY(slots_of(&m->dense[i], 0, numbers, p.line, p.slots, p.signs[2] + before));
+        TRY(touch(&r, &all[tensors++], &m->dense[i], &p, numbers, p.positions[2] + before, &start));
         before += numbers;
     }
     for (int side = 0; side < 2; side++)
@@ -253,8 +247,7 @@ int fairfold_device_train(const fairfold_device_model *m, const fairfold_device_
         .samples = p.rows, .count = s->count, .width = s->width,
         .targets = s->targets, .ends = s->ends, .steps = s->steps,
     };
-    status = fairfold_train(&m->form, 4, &client);
-    if (status) return status;
+    TRY(fairfold_train(&m->form, 4, &client));
     next = values;
     for (int64_t i = 0; i < tensors; i++)
         for (int64_t k = 0; k < all[i].count; k++) all[i].tensor->values[all[i].slots[k]] = *next++;
@@ -299,8 +292,7 @@ int64_t fairfold_device_scores_bytes(const fairfold_device_model *m) {
 }
 
 static int recover(const scorer *s, const fairfold_tensor *t, int64_t first, int64_t count, float *out) {
-    const int status = slots_of(t, first, count, s->line, s->slots, s->signs);
-    if (status) return status;
+    TRY(slots_of(t, first, count, s->line, s->slots, s->signs));
     for (int64_t k = 0; k < count; k++) out[k] = t->values[s->slots[k]] * (float)s->signs[k];
     return FAIRFOLD_OK;
 }
@@ -341,16 +333,12 @@ int fairfold_device_scores(const fairfold_device_model *m, int64_t first, int64_
     lay_out_scorer(&r, &s, m, dense);
     if (r.used > size) return FAIRFOLD_NO_MEMORY;
     int64_t before = 0;
-    for (int64_t i = 0; i < m->dense_count; before += m->dense[i++].layout.full_size) {
-        const int status = recover(&s, &m->dense[i], 0, m->dense[i].layout.full_size, s.dense + before);
-        if (status) return status;
-    }
+    for (int64_t i = 0; i < m->dense_count; before += m->dense[i++].layout.full_size)
+        TRY(recover(&s, &m->dense[i], 0, m->dense[i].layout.full_size, s.dense + before));
     for (int64_t k = 0; k < count; k++) {
         for (int side = 0; side < 2; side++) {
             const int64_t columns = columns_of(m, side);
-            if (!columns) continue;
-            const int status = recover(&s, &m->tables[side], (first + k) * columns, columns, s.item[side]);
-            if (status) return status;
+            if (columns) TRY(recover(&s, &m->tables[side], (first + k) * columns, columns, s.item[side]));
         }
         scores[k] = score(m, &s);
     }

@@ -12,7 +12,7 @@ from flwr.app import Message
 from fairfold.algorithms import rating_model, rating_updates
 from fairfold.config.files import load_settings
 from fairfold.device import ratings
-from fairfold.device.layout import Layout
+from fairfold.device.layout import DeviceLayout
 from fairfold.device.offline import recommend
 from fairfold.device.rating_model import Hyperparameters, UserPosterior
 from fairfold.device.stored_model import read_model
@@ -173,13 +173,13 @@ def test_a_user_without_ratings_adds_nothing() -> None:
 
 
 LAYOUTS = [  # whole, chunked and ranked tables of rows of four numbers
-    Layout(40_000, head, tail, 4, key, 0)
+    DeviceLayout(40_000, head, tail, 4, key, 0)
     for head, tail, key in ((40_000, 0, 7), (0, 404, 2**63 + 5), (800, 100, 12_345_678_901_234_567), (4, 4, 9))
 ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_a_layout_are_the_kernels(layout: Layout) -> None:
+def test_rows_of_a_layout_are_the_kernels(layout: DeviceLayout) -> None:
     items = torch.arange(0, 10_000, 37)
     reference = hashing.Layout(*layout[:5], signed=False)
     slots, _ = hashing.slots_and_signs(reference, items * 4)

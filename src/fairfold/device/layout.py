@@ -9,7 +9,7 @@ from fairfold.errors import InvalidMessage
 LONG, WORD = 2**64 - 1, 2**32 - 1
 
 
-class Layout(NamedTuple):
+class DeviceLayout(NamedTuple):
     """How the numbers of a full tensor stand in a compact one."""
 
     full_size: int
@@ -53,7 +53,7 @@ def hash_block(key: int, block: int) -> int:
     return mix((block & WORD) ^ mix(high ^ key & WORD), mix((high + (key >> 32)) & WORD))
 
 
-def layout_of(held: Mapping[str, Any]) -> Layout:
+def layout_of(held: Mapping[str, Any]) -> DeviceLayout:
     """The layout of a tensor that is held hashed, or whole; refuses any other."""
     numbers = full_size, size, seed, chunk, head = [held[key] for key in ("full_size", "size", "seed", "chunk", "head")]
     if held["kind"] != "hashed" or not all(type(number) is int for number in numbers):
@@ -61,12 +61,12 @@ def layout_of(held: Mapping[str, Any]) -> Layout:
     if not 1 <= size <= full_size < 2**48 or prod(held["shape"]) != full_size or not 0 <= seed <= LONG or chunk < 1:
         raise _invalid("a subspace of no size")
     if size == full_size:
-        return Layout(full_size, full_size, 0, chunk, expand_seed(seed), int(bool(held["sign"])))
+        return DeviceLayout(full_size, full_size, 0, chunk, expand_seed(seed), int(bool(held["sign"])))
     if held["mapping"] == "ranked" and not head:
         head = size // 2 // chunk * chunk
     if not 0 <= head < size or (size - head) % chunk or (head and held["mapping"] != "ranked"):
         raise _invalid("a subspace of no size")
-    return Layout(full_size, head, size - head, chunk, expand_seed(seed), int(bool(held["sign"])))
+    return DeviceLayout(full_size, head, size - head, chunk, expand_seed(seed), int(bool(held["sign"])))
 
 
 def _invalid(given: str) -> InvalidMessage:

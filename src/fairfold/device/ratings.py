@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in
-from fairfold.device.layout import Layout, layout_of
+from fairfold.device.layout import DeviceLayout, layout_of
 from fairfold.device.rating_model import Hyperparameters, UserPosterior
 from fairfold.device.records import float32
 from fairfold.device.requests import NeedsWorker, TaskInput, require_room
@@ -91,8 +91,8 @@ class RatingTask:
 
     known: Hyperparameters
     rows: Any  # the compact table, flat
-    layout: Layout
-    largest: Layout  # of the clients whose rows updates are about
+    layout: DeviceLayout
+    largest: DeviceLayout  # of the clients whose rows updates are about
     factors: int
     num_items: int
     round_number: int
