@@ -21,8 +21,7 @@ from fairfold.federation.simulation import _never_drawn_notes
 from fairfold.federation.updates import Aggregate, ClientTask, Update
 from fairfold.methods.fair import _largest_on_chain
 from fairfold.metrics.rating import BiasedMF
-from fairfold.privacy.audit.decoding import score_decoding
-from fairfold.privacy.audit.reconstruction import UpdateReader
+from fairfold.privacy.audit.reconstruction import UpdateReader, score_decoding
 from fairfold.privacy.secure.keys import Identity, Trust, new_secret, public_of, read_enrolled
 from fairfold.privacy.secure.masking import Ring
 from fairfold.privacy.secure.messages import Advert

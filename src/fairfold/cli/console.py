@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from fairfold.cli.start import on_signals
+from fairfold.cli import on_signals
 from fairfold.errors import FairfoldError
 
 

@@ -99,7 +99,6 @@ def train(
     """
     from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
-    from fairfold.cli.train import settings_of_splits, spread_table
     from fairfold.config.fleet import DifferentialPrivacy
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.progress import Display

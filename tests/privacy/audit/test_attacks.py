@@ -11,7 +11,6 @@ from fairfold.data import Interactions
 from fairfold.federation.updates import Update
 from fairfold.privacy.audit import findings
 from fairfold.privacy.audit.auditor import Auditor
-from fairfold.privacy.audit.decoding import HistoryTracks, decode_histories, score_decoding
 from fairfold.privacy.audit.findings import Audit, Finding
 from fairfold.privacy.audit.history import Figure, attack_sums, attack_updates, matched_auc, matched_items
 from fairfold.privacy.audit.membership import (
@@ -22,7 +21,13 @@ from fairfold.privacy.audit.membership import (
     infer_membership,
     max_advantage,
 )
-from fairfold.privacy.audit.reconstruction import UpdateReader, vector_error
+from fairfold.privacy.audit.reconstruction import (
+    HistoryTracks,
+    UpdateReader,
+    decode_histories,
+    score_decoding,
+    vector_error,
+)
 from fairfold.privacy.audit.replay import Observation, ReplayedClients
 from tests.support.audit import EACH, audited_settings, clients, devices_of
 

@@ -20,10 +20,16 @@ from fairfold.federation.algorithm import Centralized
 from fairfold.federation.federation import Federation, load_interactions
 from fairfold.privacy.accounting import sigma_for
 from fairfold.privacy.audit import findings, membership
-from fairfold.privacy.audit.decoding import HistoryTracks, can_decode, decode_histories, score_decoding
 from fairfold.privacy.audit.findings import Audit, Finding, describe_level
 from fairfold.privacy.audit.history import Figure, Target, attack_sums, attack_updates
-from fairfold.privacy.audit.reconstruction import UpdateReader, vector_error
+from fairfold.privacy.audit.reconstruction import (
+    HistoryTracks,
+    UpdateReader,
+    can_decode,
+    decode_histories,
+    score_decoding,
+    vector_error,
+)
 from fairfold.privacy.audit.replay import Advance, ReplayedClients
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import DATA, SETTINGS, RunFolder, require_run
