@@ -31,7 +31,7 @@ from fairfold.flower.fleet.processes import (
     wait_for_port,
 )
 from fairfold.flower.grid import InProcessGrid
-from fairfold.runs.data import with_device_data
+from fairfold.runs.loaded import with_device_data
 from fairfold.typing import Weights
 from tests.support.settings import make_settings
 

@@ -27,10 +27,9 @@ from fairfold.estimator.recommendations import (
 from fairfold.federation.evaluation import Result
 from fairfold.federation.simulation import stop_reason
 from fairfold.runs import checkpoint
-from fairfold.runs.data import save_run_data
 from fairfold.runs.device_model import DeviceModel, device_model, device_quality, write_device_model
 from fairfold.runs.folder import RunFolder, read_result
-from fairfold.runs.loaded import LoadedRun, item_name, load_run
+from fairfold.runs.loaded import LoadedRun, item_name, load_run, save_run_data
 from fairfold.subspace import Capacity
 
 if TYPE_CHECKING:

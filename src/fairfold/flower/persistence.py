@@ -24,13 +24,13 @@ from fairfold.flower.nodes import Nodes
 from fairfold.flower.protocol import new_id
 from fairfold.flower.rounds import OpenRound
 from fairfold.runs import checkpoint, events
-from fairfold.runs.data import NUMBERING, PLACE, STATISTICS, plan_from_state
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.loaded import NUMBERING, PLACE, STATISTICS, plan_from_state
 from fairfold.typing import Weights
 
 log = logging.getLogger("fairfold.flower")
 
-# Keys of the algorithm's state, as in runs.data
+# Keys of the algorithm's state, as in runs.loaded
 RUN, ACKNOWLEDGED, STALENESS, CONTRIBUTIONS = "run", "acknowledged", "staleness", "contributions"
 
 

@@ -42,7 +42,7 @@ from fairfold.flower.roster import Roster
 from fairfold.flower.round_loop import run_rounds
 from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, take_step, tasks_for, usable_replies
 from fairfold.flower.wire import NO_UPDATE, TaskRequest, for_node, pack_request
-from fairfold.runs.data import with_device_data
+from fairfold.runs.loaded import with_device_data
 from fairfold.typing import Weights
 
 log = logging.getLogger("fairfold.flower")

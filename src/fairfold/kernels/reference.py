@@ -1,7 +1,7 @@
 """The operations in plain torch: short, on any device, and the specification of every faster body.
 
 Over coordinates, functions handle a contiguous *range* of the full vector, chosen *rows* of it (a row being
-``row_size`` coordinates), or the *active* slots of a round (see :mod:`fairfold.nn.active`). Those of ranges and rows
+``row_size`` coordinates), or the *active* slots of a round (see :mod:`fairfold.nn.lookup`). Those of ranges and rows
 work in blocks of :data:`BLOCK` coordinates, so that temporary memory stays below :data:`TEMPORARY_BYTES` however many
 are asked for. Co-occurrence sums and packed rows stand below.
 """

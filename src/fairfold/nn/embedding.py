@@ -1,6 +1,6 @@
 """FairEmbedding and FairEmbeddingBag: torch's tables and bags in the memory of their compact vector."""
 
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,8 @@ from torch.nn import functional
 from fairfold.errors import InvalidDtype, InvalidRow, InvalidSettings, InvalidVector
 from fairfold.kernels import traced
 from fairfold.nn.base import FairModule, SubspaceOptions, check_same_device
-from fairfold.nn.lookup import FusedSGD, check_ids, lookup
+from fairfold.nn.lookup import ActiveRows, FusedSGD, check_ids, lookup
 from fairfold.subspace.checks import whole_number
-
-if TYPE_CHECKING:
-    from fairfold.nn.active import ActiveRows
-
 
 NORM_EPSILON = 1e-7  # added to the length of a row before something is divided by it, as torch does
 
@@ -109,10 +105,8 @@ class FairTable(FairModule):
         self._refuse_shared("update_in_backward")
         self.__dict__["_update"] = update
 
-    def activate(self, ids: Tensor) -> "ActiveRows":
+    def activate(self, ids: Tensor) -> ActiveRows:
         """The part of the table that a round touches, as a small module of its own; see :class:`ActiveRows`."""
-        from fairfold.nn.active import ActiveRows  # built on this class
-
         self._refuse_shared("activate")
         return ActiveRows(self, ids)
 

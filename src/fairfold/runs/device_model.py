@@ -18,8 +18,7 @@ from fairfold.errors import InvalidCheckpoint
 from fairfold.federation.evaluation import Evaluator, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import State
-from fairfold.runs.data import catalog_order
-from fairfold.runs.loaded import LoadedRun
+from fairfold.runs.loaded import LoadedRun, catalog_order
 from fairfold.runs.tensors import read_checked_tensors, write_checked_tensors
 from fairfold.subspace import Capacity
 from fairfold.subspace.packed import QuantizedRows

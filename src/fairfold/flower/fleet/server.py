@@ -88,7 +88,7 @@ class ServerFolder(FleetFolder):
         from fairfold.config.files import to_toml
         from fairfold.flower.fleet.training import write_app
         from fairfold.flower.preparation import initial_plan, refuse_simulation_only
-        from fairfold.runs.data import CATALOG_FILE
+        from fairfold.runs.loaded import CATALOG_FILE
 
         folder = folder.absolute()
         if folder.exists() and any(folder.iterdir()):

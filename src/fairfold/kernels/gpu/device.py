@@ -158,7 +158,7 @@ def recover_rows_kernel(
     row_pieces: tl.constexpr, parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr,
     has_head: tl.constexpr, pieces: tl.constexpr,
 ):  # fmt: skip
-    """Out = the chosen rows, ``count`` pieces in all."""
+    """Recover the chosen rows into ``out``: ``count`` pieces, each read from its slots and multiplied by its signs."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     lane = tl.arange(0, width)
     inside = index < count

@@ -45,18 +45,18 @@ class SumBackground:
 
     def fit(self, observed: Tensor, update: Tensor) -> float:
         """How much a sum looks as if it included an update: 0 on average if it does not."""
-        apart, update, spread = self._common(observed, update)
+        apart, update, spread = self._centered(observed, update)
         scaled = update / spread
         length = float((update * scaled).sum()) ** 0.5
         return float((apart * scaled).sum()) / length if length else 0.0
 
     def distance(self, observed: Tensor, update: Tensor) -> float:
         """Distance of a sum from the background plus an update."""
-        apart, update, spread = self._common(observed, update)
+        apart, update, spread = self._centered(observed, update)
         return float(((apart - update).square() / spread).sum())
 
-    def _common(self, observed: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
-        """The common beginning of all vectors: a sum without the large sizes is a prefix of another."""
+    def _centered(self, observed: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+        """The observed sum minus the mean, the update, and the spread, cut to the common beginning of all vectors."""
         if isinstance(self._mean, float) or isinstance(self._spread, float):
             return observed - self._mean, update, self._spread
         length = min(len(observed), len(self._mean))
