@@ -41,7 +41,7 @@ def write_ratings(path: Path) -> dict[str, Any]:
     rows = [(user, item) for user in range(12) for item in draw.sample(range(400), 30)]
     lines = ["user,item,rating", *(f"u{user},{item},{draw.randint(1, 5)}" for user, item in rows)]
     path.write_text("\n".join(lines))
-    return {"name": str(path)}
+    return {"kind": "interactions", "name": str(path)}
 
 
 @pytest.mark.parametrize(

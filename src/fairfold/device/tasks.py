@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.checksums import PARSE_ERRORS
-from fairfold.device import cooccurrence, gradient, ratings, uploads
+from fairfold.device import cooccurrence, uploads
 from fairfold.device.facts import id_in, invalid_message, number_in, table_in, window_in
 from fairfold.device.masked import Measured, masked
 from fairfold.device.records import Records
@@ -90,10 +90,13 @@ class SmallDevice:
     def _statistics(self, facts: dict[str, Any], _records: Records) -> Reply:
         settings = table_in(facts, "settings")
         is_rated = settings["algorithm"]["kind"] == "ratings"
-        if not is_rated:
+        if is_rated:
+            from fairfold.device import ratings  # here: what a device has no use for takes no memory
+
+            if not ratings.can_train(settings):
+                raise NeedsWorker("another form of ratings")
+        else:
             cooccurrence.require_default(facts, settings)
-        elif not ratings.can_train(settings):
-            raise NeedsWorker("another form of ratings")
         num_items, window = window_in(facts)
         level = settings["privacy"]["level"]
         with self._sum(facts, settings, (STATISTICS_PURPOSE, window.start, None)) as masking:
@@ -207,9 +210,16 @@ class SmallDevice:
 
         given = TaskInput(facts, records, settings, self.capacity, state, histories, self.tick, evaluate)
         kind = settings["algorithm"]["kind"]
-        if kind == "gradient" and gradient.can_train(facts, settings):
-            return gradient.GradientWork(given)
-        return ratings.RatingsWork(given) if kind == "ratings" else cooccurrence.CoOccurrenceWork(given)
+        if kind == "gradient":
+            from fairfold.device import gradient
+
+            if gradient.can_train(facts, settings):
+                return gradient.GradientWork(given)
+        if kind == "ratings":
+            from fairfold.device import ratings
+
+            return ratings.RatingsWork(given)
+        return cooccurrence.CoOccurrenceWork(given)
 
     def _numbered(
         self, facts: dict[str, Any], num_items: int, state: DeviceState, *, ratings: bool

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -167,7 +166,7 @@ class LocalFile:
                     except ValueError:
                         raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
                 yield str(user).strip(), str(item).strip(), number
-        except (OSError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None
 
     def _csv_rows(self, path: Path, ratings: bool) -> Iterator[tuple[str, str | None, str | None]]:
@@ -180,16 +179,23 @@ class LocalFile:
                 yield row.get(self.user) or "", row.get(self.item), row[self.rating] if ratings else None
 
     def _database_rows(self, path: Path, ratings: bool) -> Iterator[tuple[str, str | None, str | None]]:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            table = self.table or (tables[0] if len(tables) == 1 else "interactions")
-            if table not in tables:
-                raise InvalidData(f"{path}: tables {', '.join(tables)}", f"a table {table!r}", "Name it (table=...).")
-            columns = {row[1] for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
-            self._require_columns(path, columns, ratings)
-            user = _quoted(self.user) if self.user in columns else "''"
-            rating = _quoted(self.rating) if ratings else "NULL"
-            yield from database.execute(f"SELECT {user}, {_quoted(self.item)}, {rating} FROM {_quoted(table)}")
+        import sqlite3  # here: a file of text needs a megabyte less
+
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                table = self.table or (tables[0] if len(tables) == 1 else "interactions")
+                if table not in tables:
+                    raise InvalidData(
+                        f"{path}: tables {', '.join(tables)}", f"a table {table!r}", "Name it (table=...)."
+                    )
+                columns = {row[1] for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
+                self._require_columns(path, columns, ratings)
+                user = _quoted(self.user) if self.user in columns else "''"
+                rating = _quoted(self.rating) if ratings else "NULL"
+                yield from database.execute(f"SELECT {user}, {_quoted(self.item)}, {rating} FROM {_quoted(table)}")
+        except sqlite3.Error as error:
+            raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None
 
     def _require_columns(self, path: Path, columns: set[str], ratings: bool) -> None:
         for name in [self.item, self.rating] if ratings else [self.item]:
