@@ -44,6 +44,22 @@ def gradient_session() -> dict[str, Any]:
     return record(settings, [file_of(number, 2) for number in range(2)], (1,), ("1x", "4x"))
 
 
+def rating_session() -> dict[str, Any]:
+    """A short run of ratings, recorded."""
+    settings = make_settings(
+        load_settings(None, {}, "ratings"),
+        rounds=2, evaluate_every=1, clients_per_round=None, capacities="1x-4x", factors=4,
+    )  # fmt: skip
+    return record(settings, [rated_file(number) for number in range(2)], (1,), ("1x", "4x"))
+
+
+def rated_file(number: int) -> str:
+    """Ratings of two users."""
+    draw = random.Random(number)
+    rows = [f"u{user},{item},{draw.randint(1, 5)}" for user in range(2) for item in sorted(draw.sample(range(40), 12))]
+    return "\n".join(["user,item,rating", *rows, ""])
+
+
 def spoil_value(draw: random.Random, value: Any) -> Any:
     """Another value in the place of one."""
     if isinstance(value, str) and value[:1] == "{" and draw.random() < 0.9:  # a table in JSON
@@ -142,7 +158,7 @@ def fuzz(count: int, seed: int, *, gradient: bool = True) -> Counter[str]:
     """Give a device ``count`` spoiled messages; the outcomes by kind of message."""
     draw, outcomes = random.Random(seed), Counter[str]()
     sessions = [json.loads((FOLDER / f"{name}.json").read_text()) for name in ("session", "secure_session")]
-    sessions += [gradient_session()] if gradient else []
+    sessions += [rating_session(), *([gradient_session()] if gradient else [])]
     with tempfile.TemporaryDirectory() as folder:
         steps = []
         for number, one in enumerate(sessions):

@@ -1,5 +1,6 @@
 """The C library of devices: the worker's training bit for bit, its draws by their laws, and what it refuses."""
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from array import array
 from collections import Counter
 from copy import deepcopy
+from itertools import accumulate
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -17,7 +19,7 @@ from flwr.app import Context, Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fairfold.config.files import load_settings
-from fairfold.device import gradient, native
+from fairfold.device import gradient, native, uploads
 from fairfold.device.layout import layout_of
 from fairfold.device.records import parse_records
 from fairfold.device.tasks import SmallDevice
@@ -27,6 +29,7 @@ from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_
 from fairfold.flower.client_store import ClientStore
 from tests.device.test_parity import ITEMS, write_files
 from tests.support.settings import make_settings
+from tests.vectors.make import FOLDER
 
 NATIVE = Path(__file__).parents[2] / "native"
 SOURCES = [NATIVE / "device" / "fairfold_device.c"] + [
@@ -198,6 +201,42 @@ def test_samples_beyond_the_table_change_nothing() -> None:
     assert values["t"].tolist() != [1, 2, 3, 4]
     with pytest.raises(InvalidMessage):
         network.scores(0, 7)
+
+
+def test_vectors_of_slots_and_pairs(library: Any) -> None:
+    """Those of docs/protocol.md: where numbers stand in a compact tensor, and what a device uploads."""
+    for case in json.loads((FOLDER / "ratings.json").read_text())["layouts"]:
+        sizes = [case[key] for key in ("full_size", "head", "tail", "chunk")]
+        layout = native._Layout(*sizes, int(case["key"], 16), case["signed"])
+        coordinates, slots = array("q", case["coordinates"]), array("q", bytes(8 * len(case["slots"])))
+        signs = array("b", bytes(len(slots)))
+        library.fairfold_slots_and_signs.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
+        if case["tail"]:
+            addresses = [native._address(of) for of in (coordinates, slots, signs)]
+            places, count = ctypes.addressof(layout), len(slots)
+            assert library.fairfold_slots_and_signs(places, addresses[0], count, *addresses[1:]) == 0
+            assert (slots.tolist(), signs.tolist()) == (case["slots"], case["signs"])
+    cases = json.loads((FOLDER / "uploads.json").read_text())["cases"]
+    dense = [one for one in cases if "indices" not in one and not any(map(any, one["states"])) and one["share"] == 1]
+    assert dense
+    for case in dense:
+        mine = [[item for item in items if item < case["head"]] for items in case["users"]]
+        most = case["most"]
+        kept = [items if most is None else items[:most] for items in mine]
+        ends = array("q", accumulate(map(len, kept)))
+        begins = array("q", [0, *ends[:-1]])
+        items = array("q", [item for of in kept for item in of])
+        weights = array("f", [uploads.pair_weight(len(of), case["exponent"]) for of in mine])
+        total = array("f", bytes(4 * len(case["sum_times_65536"])))
+        word, address = ctypes.c_int64, ctypes.c_void_p
+        library.fairfold_pair_sums.argtypes = [address, word, address, address, word, ctypes.c_int, address, word,
+                                               address, word, ctypes.c_int]  # fmt: skip
+        given = [native._address(of) for of in (items, begins, ends, weights, total)]
+        status = library.fairfold_pair_sums(
+            given[0], len(items), given[1], given[2], len(kept), 4, given[3], case["leading"], given[4], len(total), 1
+        )
+        assert status == 0
+        assert [number * 65_536 for number in total] == case["sum_times_65536"]
 
 
 def test_it_is_small() -> None:

@@ -1,6 +1,7 @@
 """Ratings on the small device: the worker's model in plain Python, to the rounding of single precision."""
 
 import csv
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from flwr.app import Message
 from fairfold.algorithms import rating_model, rating_updates
 from fairfold.config.files import load_settings
 from fairfold.device import ratings
-from fairfold.device.layout import DeviceLayout
+from fairfold.device.layout import DeviceLayout, expand_seed
 from fairfold.device.offline import recommend
 from fairfold.device.rating_model import Hyperparameters, UserPosterior
 from fairfold.device.stored_model import read_model
@@ -23,6 +24,8 @@ from fairfold.flower.client_store import ClientStore
 from fairfold.kernels import hashing
 from tests.device.test_parity import ITEMS, Twins, records_of_both, run, small_app, worker_app
 from tests.support.settings import make_settings
+from tests.vectors.make import FOLDER
+from tests.vectors.ratings import rating_vectors
 
 CAPACITIES = ["1x", "4x", "16x"]
 
@@ -124,6 +127,71 @@ def test_under_masks_a_fleet_of_small_devices_trains_the_worker_s_model(tmp_path
     assert bool(expected.full[ratings.ROWS].any())
     for name, tensor in expected.full.items():  # changes are rounded to steps: some to another one
         assert torch.allclose(tensor, state.full[name], rtol=0.02, atol=0.02), name
+
+
+# -- test vectors ------------------------------------------------------------------------------------------------------
+
+VECTORS = json.loads((FOLDER / "ratings.json").read_text())
+
+
+def layout_of(given: dict[str, Any]) -> DeviceLayout:
+    """The layout that vectors describe."""
+    sizes = (given[key] for key in ("full_size", "head", "tail", "chunk"))
+    full_size, head, tail, chunk = sizes
+    key, is_signed = expand_seed(int(given["seed"], 16)), int(given.get("signed", False))
+    return DeviceLayout(full_size, head, tail, chunk, key, is_signed)
+
+
+def close_to(one: Any, other: Any) -> bool:
+    """The same to the rounding of double precision."""
+    mine, theirs = (torch.tensor(of, dtype=torch.float64) for of in (one, other))
+    return mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_vectors_are_what_the_worker_computes() -> None:
+    made = json.loads(json.dumps(rating_vectors()))
+    assert VECTORS.keys() - {"about"} == made.keys()
+    assert all(VECTORS[group] == made[group] for group in ("layouts", "statistics", "windows"))
+    for case, other in zip(VECTORS["users"], made["users"], strict=True):
+        assert all(close_to(case[name], other[name]) for name in other)
+
+
+def test_vectors_of_rows() -> None:
+    for case in VECTORS["layouts"]:
+        layout = layout_of(case)
+        assert f"{layout.key:x}" == case["key"]
+        for coordinate, slot in zip(case["coordinates"], case["slots"], strict=True):
+            row, column = divmod(coordinate, layout.chunk)
+            assert layout.row(row) * layout.chunk + column == slot
+    for case in VECTORS["windows"]:
+        largest = layout_of(case["largest"])
+        mine = DeviceLayout(largest.full_size, case["rows"] * 4, 0, 4, 0, 0)
+        task = ratings.RatingTask(hyperparameters(0, 3)[1], [], mine, largest, 4, 1_000, case["round"])
+        assert [task.place(item) for item in case["items"]] == case["at"]
+
+
+def test_vectors_of_statistics() -> None:
+    for case in VECTORS["statistics"]:
+        histories = {str(user): dict(pairs) for user, pairs in enumerate(case["users"])}
+        settings = {"algorithm": {"group_similar": True}, "subspace": {"method": "fair"}}
+        sums = ratings.statistics(histories, range(12), settings, secure=case["secure"])
+        assert {name: of.tolist() for name, of in sums.items()} == case["sums"]
+
+
+def test_vectors_of_users() -> None:
+    for case in VECTORS["users"]:
+        known = Hyperparameters(*(case[name] for name in ("center", "metric", "variances", "regression")))
+        found = UserPosterior(case["rows"], [known.centered(rating) for rating in case["ratings"]], known)
+        parts, squares = found.row_sums()
+        sums, units = found.sums(squares), ratings.statistic_units(len(found.row))
+        sent = [[number * unit for number, unit in zip(sums, units, strict=True)]]
+        for name, numbers in {
+            "user_row": found.row, "row_sums": parts, "user_sums": sums, "units": units,
+            "predicted": [known.predicted(found.row, row) for row in case["rows"]],
+            "secure_row_steps": [[n * 2**7 for n in of] for of in ratings.quantized(parts, 2**7, ratings.ITEM_BOUND)],
+            "secure_user_steps": [[n * 2**11 for n in of] for of in ratings.quantized(sent, 2**11, ratings.USER_BOUND)],
+        }.items():  # fmt: skip
+            assert close_to(numbers, case[name]), name
 
 
 # -- parts, against the worker's in double precision -------------------------------------------------------------------

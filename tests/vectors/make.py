@@ -26,6 +26,7 @@ from fairfold.algorithms.cooccurrence import cooccurrence, tuning
 from fairfold.data import Interactions
 from fairfold.flower.local_data import _uniform
 from fairfold.privacy import gram
+from tests.vectors.ratings import rating_vectors
 from tests.vectors.secure import secure_vectors
 from tests.vectors.sessions import models, secure_session, session
 
@@ -353,6 +354,9 @@ def main() -> None:
     write("objects", "Records and the content-addressed objects of messages (docs/protocol.md, Objects).", objects())
     write("uploads", "Hashes, held-out items and uploads of the default algorithm.", uploads())
     write("models", "Cut models and scores of items by them (docs/export.md); scores agree to 1e-6.", models())
+    write(
+        "ratings", "Rows of items, and a user's part in the sums of ratings; numbers agree to 1e-9.", rating_vectors()
+    )
     write("session", "All messages of a run to two devices, and their replies.", session())
     write("secure", "Parts of secure aggregation: keys, masks, shares, graph, messages, fixed point.", secure_vectors())
     write(
