@@ -13,11 +13,16 @@ from importlib import metadata
 from pathlib import Path
 
 ROOTS = (
-    "fairfold.flower.fleet.device_command", "fairfold.device.exchange", "fairfold.device.stored_model",
-    "fairfold.flower.fleet.node", "fairfold.flower.fleet.node_loop", "fairfold.flower.fleet.credentials",
-    "fairfold.flower.roster", "fairfold.privacy.secure.folder",
+    "fairfold.flower.fleet.device_command", "fairfold.flower.fleet.node", "fairfold.flower.fleet.node_loop",
+    "fairfold.flower.fleet.credentials", "fairfold.flower.roster", "fairfold.flower.local_data",
+    "fairfold.privacy.secure.folder", "fairfold.privacy.secure.client", "fairfold.privacy.secure.keys",
+    "fairfold.privacy.ledger",
 )  # fmt: skip
-LIST = f"import sys; [__import__(name) for name in {ROOTS}]; import fairfold.device.native as native\n"
+PACKAGE = Path(__file__).parents[1] / "src" / "fairfold" / "device"
+PARTS = tuple(
+    f"fairfold.device.{path.stem}" for path in sorted(PACKAGE.glob("[!_]*.py"))
+)  # some are imported when a task comes
+LIST = f"import sys; [__import__(name) for name in {ROOTS + PARTS}]; import fairfold.device.native as native\n"
 LIST += (
     "for name, one in sys.modules.items():\n    if name.partition('.')[0] == 'fairfold': print(name, one.__file__)\n"
 )

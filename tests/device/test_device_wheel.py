@@ -1,5 +1,6 @@
 """The small wheel: built from this repository, it enrols, trains and recommends without the rest of fairfold."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -53,6 +54,21 @@ def test_its_command_says_what_is_wrong(installed: dict[str, str], tmp_path: Pat
     where = [sys.executable, "-S", "-c", "import fairfold.device.tasks as one; print(one.__file__)"]
     found = subprocess.run(where, env=installed, capture_output=True, text=True, check=True).stdout
     assert found.startswith(installed["PYTHONPATH"])
+
+
+def test_what_is_imported_when_a_task_comes_is_there(installed: dict[str, str]) -> None:
+    site = Path(installed["PYTHONPATH"])
+    asked = set()
+    for path in (site / "fairfold" / "device").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fairfold"):
+                asked |= {f"import {node.module}", *(f"from {node.module} import {one.name}" for one in node.names)}
+    assert len(asked) > 50
+    program = "\n".join(sorted(asked))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=installed, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
