@@ -1,12 +1,15 @@
 """Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
 
 import csv
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from experiments.execute import execute_all
@@ -339,3 +342,13 @@ def test_a_reference_has_a_line_where_it_is_and_close_ones_share_a_short_name() 
     for name, values in merge_labels(known, 0.1):
         baseline_line(axes, "x", values, name)
     assert [np.asarray(line.get_xdata())[0] for line in axes.lines] == [0.1, 0.41, 0.45, 0.47]
+
+
+@given(st.dictionaries(st.sampled_from("abcdefghij"), st.floats(0.0, 1.0), min_size=1))
+def test_labels_of_lines_never_overlap_and_none_is_lost(known: dict[str, float]) -> None:
+    """iALS stood on EASE and item-kNN, whose label has two lines."""
+    line = 0.05
+    found = [(name.split(",\n"), (values[0] + values[-1]) / 2) for name, values in merge_labels(known, line, line)]
+    assert sorted(name for names, _ in found for name in names) == sorted(known)
+    for (below, low), (above, high) in itertools.pairwise(found):
+        assert high - low >= line * (len(below) + len(above)) / 2 - 1e-9

@@ -97,8 +97,9 @@ def quality_by_memory(
     _baselines(baselines, axes, "y")
     axes.set_xscale("log")
     held = sorted({held for _, points, _ in lines for _, held, _ in points})
-    room = (held[-1] / held[0]) ** 0.12  # for a label, on this scale
-    ticks = [value for number, value in enumerate(held) if number == 0 or value > held[number - 1] * room]
+    ticks, room = held[:1], (held[-1] / held[0]) ** 0.16  # for a label, on this scale
+    for value in held[1:]:
+        ticks += [value] if value > ticks[-1] * room else []
     axes.set_xticks(ticks, list(map(human_bytes, ticks)))
     axes.set_xticks([], minor=True)
     axes.set_xlabel("bytes of memory that a device holds")
@@ -114,20 +115,26 @@ def _baselines(baselines: Mapping[str, float], axes: Axes, axis: Literal["x", "y
         known.setdefault(short_name(name), value)
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     room = 0.045 * (max(high, *known.values()) - min(low, *known.values())) if known else 0.0
-    for name, values in merge_labels(known, room if axis == "y" else 3 * room):
+    for name, values in merge_labels(known, *((room, room) if axis == "y" else (3 * room, 0.0))):
         baseline_line(axes, axis, values, name, **text)
 
 
-def merge_labels(known: Mapping[str, float], room: float) -> list[tuple[str, list[float]]]:
-    """Group baselines that are closer than a label needs: a label of a line per short name, and the values."""
-    found: list[tuple[list[str], list[float]]] = []
-    for name, value in sorted(known.items(), key=lambda row: row[1]):
-        if not found or value - found[-1][1][0] >= room:
-            found.append(([], []))
-        found[-1][1].append(value)
-        if short_name(name) not in found[-1][0]:
-            found[-1][0].append(short_name(name))
-    return [(",\n".join(names), values) for names, values in found]
+def merge_labels(known: Mapping[str, float], room: float, line: float = 0.0) -> list[tuple[str, list[float]]]:
+    """Group baselines that are closer than their labels need: a label of a line per short name, and the values.
+
+    Two labels of one line need ``room`` between their middles, and half of ``line`` more for every further line.
+    """
+    groups = [([short_name(name)], [value]) for name, value in sorted(known.items(), key=lambda row: row[1])]
+    at = 0
+    while at + 1 < len(groups):
+        (names, values), (others, more) = groups[at : at + 2]
+        needed = room + line * (len(names) + len(others) - 2) / 2
+        if (more[0] + more[-1] - values[0] - values[-1]) / 2 < needed:
+            groups[at : at + 2] = [(list(dict.fromkeys(names + others)), values + more)]
+            at = max(at - 1, 0)  # the label has grown: it may reach the one before now
+        else:
+            at += 1
+    return [(",\n".join(names), values) for names, values in groups]
 
 
 def short_name(name: str) -> str:

@@ -274,9 +274,11 @@ def _difference_cell(run: RunSummary, name: str) -> str:
 
 
 def note_row(note: str) -> tuple[str, str]:
-    """What a note is about, and the rest of it: ``"16x"`` and how its model was cut."""
+    """What a note is about, and the rest of it: ``"16x"`` and how its model was cut; a list of values is settings."""
     what, found, rest = note.partition(": ")
-    return (what, rest) if found else ("", note)
+    if " = " in what:
+        return "settings", note
+    return (what, rest) if found else ("note", note)
 
 
 def headings(runs: list[RunSummary]) -> list[str]:
