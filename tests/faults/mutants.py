@@ -3,9 +3,10 @@
     python tests/faults/mutants.py --count 300 [--seed 1] [--only secure] [--minutes 8] [--workers 4] [--out FILE]
 
 A mutant that every chosen test passes survives: a test is missing, or the change means nothing. The chosen tests are
-the files that import the module, or whose folder and name are its own, and for what these let pass the laws; slow
-tests, and tests in processes of their own, do not see a mutant. No file is changed: each mutant is loaded in a process
-of its own. Results are added to the file given with ``--out``, and what it holds is not run again.
+the files that import the module, whose folder and name are its own, or that name the changed function or one that uses
+it; for what the first of these let pass, more of them and the laws. Slow tests, and tests in processes of their own, do
+not see a mutant. No file is changed: each mutant is loaded in a process of its own. Results are added to the file given
+with ``--out``, and what it holds is not run again.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import sys
 import time
@@ -29,7 +31,8 @@ SOURCE = ROOT / "src" / "fairfold"
 LEFT_OUT = ("cli/", "kernels/gpu/", "runs/plots", "runs/report", "runs/trackers", "backends/cuda_graph")
 TEST_FOLDERS = ("slow", "faults", "experiments")
 LAWS = sorted(map(str, (ROOT / "tests" / "laws").glob("test_*.py")))
-MAX_FILES = 5
+MAX_FILES, MORE_FILES = 5, 12
+COMMON = 25  # a name in more files than that says little
 CPU_SECONDS, WALL_SECONDS = 240, 1_800  # of the tests of a mutant: a busy machine kills none, a loop without end ends
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
@@ -134,24 +137,45 @@ def module_of(path: str) -> str:
     return "fairfold." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def tests_of(path: str) -> list[str]:
-    """The test files that concern a file, the nearest first."""
+def users_of(text: str, line: int) -> set[str]:
+    """Names of the functions and classes around a line of a module, and of those of the module that use them."""
+    scopes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    named = {id(node): {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} for node in scopes}
+    called = {id(node): {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)} for node in scopes}
+    around = [node for node in scopes if node.lineno <= line <= (node.end_lineno or 0)]
+    found = {max(around, key=lambda node: node.lineno).name} if around else set[str]()
+    grown = set[str]()
+    while grown != found:
+        grown = set(found)
+        found |= {node.name for node in scopes if (named[id(node)] | called[id(node)]) & grown}
+    return {name for name in found if not name.startswith("__")}
+
+
+def _test_files() -> list[Path]:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [file for file in files if file.relative_to(ROOT / "tests").parts[0] not in TEST_FOLDERS]
+
+
+def tests_of(path: str, line: int) -> list[str]:
+    """The test files that concern a line of a file, the nearest first."""
     module, stem = module_of(path), Path(path).stem
     package, _, last = module.rpartition(".")
     folders = [part for part in Path(path).parent.parts if part]
+    tests = {test.relative_to(ROOT / "tests"): test.read_text(encoding="utf-8") for test in _test_files()}
+    words = {test: set(re.findall(r"\w+", text)) for test, text in tests.items()}
+    names = users_of((SOURCE / path).read_text(encoding="utf-8"), line)
+    rare = {name for name in names if sum(name in every for every in words.values()) <= COMMON}
     ranked = []
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        relative = test.relative_to(ROOT / "tests")
-        if relative.parts[0] in TEST_FOLDERS:
-            continue
-        text = test.read_text(encoding="utf-8")
+    for relative, text in tests.items():
+        test = ROOT / "tests" / relative
         score = 4 * (f"{module} import" in text or f"{package} import {last}" in text or f"import {module}" in text)
         score += 3 * (stem in test.stem or test.stem.removeprefix("test_") in stem)
         score += 2 * sum(part in relative.parts for part in folders)
+        score += 3 * min(2, len(words[relative] & rare))
         score -= "pytestmark = pytest.mark.slow" in text and 10
         if score > 1:
             ranked.append((-score, len(text), str(test)))
-    return [name for _, _, name in sorted(ranked)[:MAX_FILES]]
+    return [name for _, _, name in sorted(ranked)]
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -212,14 +236,24 @@ def run(mutant: Mutant | None, files: list[str]) -> str:
 
 def _work(mutants: list[Mutant], sound: dict[str, bool], ends: float, done: Any) -> None:
     """Run a worker's mutants, and put each with its state into a queue; None when all are done, or the time is over."""
+
+    def passing(files: list[str]) -> list[str]:
+        """Those of some files whose tests pass with the library as it is."""
+        if (unknown := [file for file in files if file not in sound]) and run(None, unknown) == "survived":
+            sound.update(dict.fromkeys(unknown, True))
+        for file in files:  # else each for itself
+            sound[file] = sound[file] if file in sound else run(None, [file]) == "survived"
+        return [file for file in files if sound[file]]
+
     for one in mutants:
         if time.monotonic() >= ends:
             break
-        files = tests_of(one.path)
-        if one.path not in sound:
-            sound[one.path] = bool(files) and run(None, files) == "survived"
-        state = run(one, files) if sound[one.path] else "no tests that pass"
-        done.put((one.name, run(one, LAWS) if state == "survived" else state))
+        every = tests_of(one.path, one.line)
+        state = "no tests that pass"
+        for files in (every[:MAX_FILES], [*every[MAX_FILES:MORE_FILES], *(law for law in LAWS if law not in every)]):
+            if state != "killed" and (chosen := passing(files)):
+                state = run(one, chosen)
+        done.put((one.name, state))
     done.put(None)
 
 
