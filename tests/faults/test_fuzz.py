@@ -9,7 +9,7 @@ import pytest
 
 from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError, InvalidState
-from tests.faults import fuzz_data, fuzz_folders
+from tests.faults import fuzz_data, fuzz_folders, fuzz_updates
 
 CORPUS = Path(__file__).parent / "corpus"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc to bound the memory")
@@ -54,3 +54,11 @@ def test_damaged_data_files_are_read_right_or_refused() -> None:
     failures, output = fuzz_data.fuzz(1, 150)
     assert failures == 0, output
     assert "150 files" in output
+
+
+@pytest.mark.parametrize("algorithm", fuzz_updates.ALGORITHMS)
+def test_no_hostile_update_ends_a_run(algorithm: str) -> None:
+    """A few of what ``fuzz_updates.py`` sends; the runs end with finite models."""
+    assert fuzz_updates.plain(algorithm, 16, 1)["updates"] >= 16
+    dropped = fuzz_updates.secure(algorithm, 16, 1)
+    assert dropped.total() == 16

@@ -240,7 +240,7 @@ def test_a_server_serves_the_page_before_its_first_run(tmp_path: Path) -> None:
         time.sleep(3.0)
         shown = opened(tmp_path / "profile", f"http://127.0.0.1:{page}/", "--dump-dom")
         assert "no run yet" in shown
-        assert "Nobody has enrolled." in shown
+        assert "None has enrolled." in shown
         programs[0].terminate()
         assert programs[0].wait(30.0) is not None
     with pytest.raises(OSError, match="refused"):
@@ -272,7 +272,7 @@ def test_the_page_in_a_browser(run: Path, width: int, scheme: str, tmp_path: Pat
             assert 'data-wide="false"' in page, "nothing is wider than the screen"
             assert "4 of 4" in page
             assert "Privacy: plain." in page
-            assert "INFO round 4: 6 answers used" in page, "lines of JSON as a person reads them"
+            assert "INFO round 4: 6 updates used" in page, "lines of JSON as a person reads them"
             assert "6 × no update in time" in page
             assert "&lt;b&gt;run</h1>" in page, "what comes from a run is text"
             assert page.count("<path") == 5, "the server and three sizes, and the answers"
@@ -284,6 +284,6 @@ def test_the_page_in_a_browser(run: Path, width: int, scheme: str, tmp_path: Pat
             profile = f"--user-data-dir={tmp_path / 'profile'}"
             refused = subprocess.run([str(CHROMIUM), "--headless=new", "--no-sandbox", profile, "--dump-dom", address],
                                      capture_output=True, text=True, timeout=120, check=True).stdout  # fmt: skip
-            assert "asks for its token" in refused
+            assert "needs its token" in refused
         finally:
             server.terminate()
