@@ -70,6 +70,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ratings streamed": RATINGS | {"streamed": True},
     "ratings by counts": RATINGS | {"popularity": "counts"},
     "co_occurrence": {"algorithm": "co_occurrence", "method": "truncated"},
+    "co_occurrence streamed": {
+        "algorithm": {"kind": "co_occurrence", "support": 1, "popularity_weight": 0.0, "streamed": True},
+        "method": "truncated",
+        "reference_factors": 3,
+    },
     "mlp": IMAGES,
     "mlp by changes": IMAGES | CHANGES,
 }
@@ -187,7 +192,9 @@ def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
     assert last.server > first.server
 
 
-@pytest.mark.parametrize("name", ["closed_form", "fair", "neumf", "closed_form by counts", "softmax with a bias"])
+@pytest.mark.parametrize(
+    "name", ["closed_form", "fair", "neumf", "closed_form by counts", "softmax with a bias", "co_occurrence streamed"]
+)
 def test_qualities_that_clients_measure_are_those_of_the_simulator(name: str, tmp_path: Path) -> None:
     """After, and before by the items' order alone, for every size: no device sees another's test items or all rows."""
     _, settings = parity_case(name, "1x-2x-4x", faults=False, top=5, evaluate_every=3)

@@ -61,6 +61,12 @@ CASES: dict[str, dict[str, Any]] = {
     "ratings": RATINGS,
     "ratings streamed": RATINGS | {"streamed": True},
     "co_occurrence": {"algorithm": "co_occurrence", "method": "truncated"},
+    "co_occurrence streamed": {
+        "algorithm": "co_occurrence",
+        "method": "truncated",
+        "streamed": True,
+        "reference_factors": 3,
+    },
     "images fair": IMAGES,
     "images fedhm": IMAGES | {"method": "fedhm"},
     "images heterofl": IMAGES | {"method": "heterofl"},

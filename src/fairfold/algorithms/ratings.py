@@ -47,6 +47,7 @@ from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, NumbersItem
 from fairfold.federation.architecture import Architecture
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
+from fairfold.federation.streaming import STREAM, StreamsRows
 from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
 from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
@@ -58,12 +59,11 @@ RATING_TOTALS = "rating_totals"  # name of the statistic of all ratings: their n
 RATING_OFFSETS = "rating_offsets"  # name of the statistic, per item, of ratings less the means of their users
 LAST_UPDATE = "last_update"  # name of the local state, per rating, of what was last sent of its item
 CACHE = "cache"  # name of the local state, per rating, of its item's full row, and whether it has been streamed
-STREAM = "stream"  # name of the rows of the server's table that are streamed to clients of a size in a round
 WEIGHTS = "weights"  # name of the sums of t, by row and size, in the server's state
 DAMPING = 5.0  # imagined ratings without any offset that draw the mean by which items are numbered to zero
 
 
-class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, PredictsRatings):
+class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, PredictsRatings, StreamsRows):
     """Ratings by variational Bayes from incremental sums.
 
     Attributes:
@@ -168,11 +168,12 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         held = [one.projections[ROWS] for one in plan.assignments(state.round_number) if one.projections is not None]
         largest = max(held, key=lambda projection: projection.size)
         tasks = [replace(task, context={ROWS: largest}) for task in super().tasks(plan, state, sizes)]
+        return self.with_streams(plan, state.full, tasks)
+
+    def streamed_rows(self, plan: Plan, full: Weights, task: ClientTask) -> Tensor | None:
         if not self.streamed:
-            return tasks
-        table = state.full[ROWS].view(plan.architecture.tables[ROWS])
-        streams = [{STREAM: table[self.window(plan, task).rows].view(-1)} for task in tasks]
-        return [replace(task, vectors=task.vectors | rows) for task, rows in zip(tasks, streams, strict=True)]
+            return None
+        return full[ROWS].view(plan.architecture.tables[ROWS])[self.window(plan, task).rows].view(-1)
 
     def window(self, plan: Plan, task: ClientTask) -> Window:
         """The rows that a task's update is about."""

@@ -16,6 +16,7 @@ from fairfold.estimator.recommendations import import_pandas
 from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, popularity_baseline
+from fairfold.federation.streaming import StreamsRows
 from fairfold.federation.updates import reduce_per_size
 from fairfold.metrics.ranking import Estimate, Measure, measure_ranking, paired_test
 from fairfold.metrics.rating import error_shares
@@ -119,6 +120,7 @@ def estimates(model: Model, data: Dataset, names: Sequence[str]) -> Iterator[tup
             yield str(capacity), {}
             continue
         full = {name: projection.recover(vectors[name]) for name, projection in held.projections.items()}
+        full |= StreamsRows.of(algorithm).encoding_rows(run.plan, state.full, held.projections)
         yield str(capacity), _measure(model, federation, names, users, full, [held])
 
 

@@ -12,6 +12,7 @@ import torch
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import CompactScoring
+from fairfold.federation.streaming import StreamsRows
 from fairfold.metrics.ranking import recommend
 from fairfold.metrics.ranking_baselines import Popularity
 from fairfold.runs.device_model import device_model
@@ -63,7 +64,9 @@ def top_items(
         score = run.scorer(run.progress.state.full, held, new)
     else:
         scoring = CompactScoring.of(run.plan.algorithm)
-        score = scoring.compact_scorer(run.plan, device.projections, device.stored(), run.clients(new))
+        full, algorithm = run.progress.state.full, StreamsRows.of(run.plan.algorithm)
+        stored = device.stored() | algorithm.encoding_rows(run.plan, full, device.projections)
+        score = scoring.compact_scorer(run.plan, device.projections, stored, run.clients(new))
     asked = torch.tensor(users)
     items = recommend(score, asked, past, top)
     scores = score(asked).cpu().gather(1, items.clamp(min=0))

@@ -15,6 +15,7 @@ from fairfold.federation.aggregation import ONE, Ranks
 from fairfold.federation.algorithm import Centralized, PredictsRatings
 from fairfold.federation.clients import ImageClients
 from fairfold.federation.federation import Federation
+from fairfold.federation.streaming import StreamsRows
 from fairfold.federation.training import as_input
 from fairfold.federation.updates import State, reduce_per_size
 from fairfold.metrics import RankingResult, evaluate_ranking
@@ -164,7 +165,7 @@ class Evaluator:
         for size, (held, vectors) in enumerate(zip(assignments, reduce_per_size(state.full, assignments), strict=True)):
             members = self.members(size)
             evaluated = vectors is not None and self._have_test_data(members)
-            groups.append(self._size_quality(held, vectors, members)[0] if evaluated else None)
+            groups.append(self._size_quality(state, held, vectors, members)[0] if evaluated else None)
         server, self.by_user[state.round_number] = self._evaluate(state.full, self.all_users, assignments)
         return self._ranks.broadcast(Quality(server, tuple(groups)))  # ranks stop by it, and have to agree
 
@@ -178,7 +179,7 @@ class Evaluator:
         for capacity, held, vectors in zip(*sizes, strict=True):
             key = None if held.projections is None else tuple(held.projections.items())
             if key not in found:
-                found[key] = self._size_quality(held, vectors, self.all_users)
+                found[key] = self._size_quality(state, held, vectors, self.all_users)
             value, by_user = found[key]
             qualities.append(value)
             if by_user is not None:
@@ -232,12 +233,14 @@ class Evaluator:
         return bool(data.evaluated.test.counts_by_user[members].any())
 
     def _size_quality(
-        self, held: Assignment, vectors: Weights | None, users: Tensor
+        self, state: State, held: Assignment, vectors: Weights | None, users: Tensor
     ) -> tuple[float, Tensor | None] | tuple[None, None]:
         """Quality of a size's own model, recovered, for some users, and for each of them."""
         if held.projections is None or vectors is None:
             return None, None
+        plan = self.federation.plan
         full = {name: projection.recover(vectors[name]) for name, projection in held.projections.items()}
+        full |= StreamsRows.of(plan.algorithm).encoding_rows(plan, state.full, held.projections)
         return self._evaluate(full, users, [held])
 
     def _evaluate(self, full: Weights, users: Tensor, held: list[Assignment]) -> tuple[float, Tensor]:

@@ -90,10 +90,8 @@ def can_train(model: str | None, settings: Settings) -> bool:
 def pack_request(request: TaskRequest) -> tuple[RecordDict, TaskRequest]:
     """Pack a request into records; return them with the request as the client will see it after rounding."""
     task = request.task
-    coded = {
-        name: projection.packed(task.vectors[name])
-        for name, projection in _packed_projections(task.projections).items()
-    }
+    packing = _packed_projections({**task.context, **task.projections})
+    coded = {name: projection.packed(task.vectors[name]) for name, projection in packing.items()}
     plain = {name: vector for name, vector in task.vectors.items() if name not in coded}
     sizes = {name: vector.numel() for name, vector in plain.items()}
     arrays, scales = pack(plain, request.half)
@@ -135,7 +133,7 @@ def unpack_request(content: RecordDict) -> TaskRequest:
         unprojected = table_in(facts, "unprojected")
         if not all(type(length) is int and 0 <= length <= MAX_ITEMS for length in unprojected.values()):
             raise ValueError("invalid lengths")
-        coded = _packed_projections(projections)
+        coded = _packed_projections({**context, **projections})
         sizes = {name: one.size for name, one in projections.items() if name not in coded} | unprojected
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
     if coded:
@@ -144,7 +142,7 @@ def unpack_request(content: RecordDict) -> TaskRequest:
         vectors |= {name: one.unpacked(stored[name]) for name, one in coded.items()}
     number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
     num_items = number_in(facts, "items", MAX_ITEMS)
-    ordered = {name: vectors[name] for name in (*projections, *unprojected)}
+    ordered = {name: vectors[name] for name in (*projections, *unprojected, *(coded.keys() - projections.keys()))}
     task = ClientTask(number, size, projections, ordered, context)
     ids = {key: id_in(facts, key) for key in REQUEST_IDS}
     return TaskRequest(

@@ -53,6 +53,7 @@ class TruncatedTensors(Tensors):
     users: int = 1  # as far as is known
     splits: Mapping[int, BudgetSplit] = field(default_factory=dict)  # chosen for clients of some bytes
     whole: int = 0  # rows if every client uploaded all; 0 if there are so many
+    streamed: bool = False  # whether histories are encoded by rows that pass by: a client's own only score
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,15 @@ def fit_to_budget(budget: int, rows: int, columns: int, split: BudgetSplit) -> T
 
 
 def candidate_splits(
-    budget: int, rows: int, columns: int, users: int, neighbors: int = NEIGHBORS_PER_ITEM, whole: int = 0
+    budget: int,
+    rows: int,
+    columns: int,
+    users: int,
+    neighbors: int = NEIGHBORS_PER_ITEM,
+    whole: int = 0,
+    streamed: bool = False,
 ) -> list[BudgetSplit]:
-    """Splits worth trying, the default first; ``whole`` as in :class:`TruncatedTensors`."""
+    """Splits worth trying, the default first; ``whole``, ``streamed`` as in :class:`TruncatedTensors`."""
 
     def rows_held(split: BudgetSplit) -> int:
         sizes = fit_to_budget(budget, rows, columns, split)
@@ -92,7 +99,7 @@ def candidate_splits(
     wanted = ALL_COLUMNS if users < HANDFUL_OF_USERS else max(users / 30, min(48, max(24, users / 10)))
     first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
     kept = neighbors if pair_bytes(neighbors * rows, rows) <= MAX_NEIGHBOR_SHARE * budget else 0
-    least = min(rows, MIN_DEFAULT_ROWS * max(rows, whole))
+    least = min(rows, MIN_DEFAULT_ROWS * max(rows, whole) / (2 if streamed else 1))
     while first and rows_held(BudgetSplit(COLUMNS[first], neighbors=kept)) < least:
         first -= 1
     default = BudgetSplit(COLUMNS[first], neighbors=kept)
@@ -173,7 +180,7 @@ class Truncated(Method):
         assert isinstance(tensors, TruncatedTensors)
         if not tensors.splits:
             neighbors = sum(of[0] // rows for of in list(_pair_lists(tensors).values())[1:])
-            return candidate_splits(budget, rows, columns, tensors.users, neighbors, tensors.whole)[0]
+            return candidate_splits(budget, rows, columns, tensors.users, neighbors, tensors.whole, tensors.streamed)[0]
         return tensors.splits[min(tensors.splits, key=lambda known: abs(log(known / max(budget, 1))))]
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:

@@ -153,7 +153,7 @@ class CoOccurrence(
             self.neighbor_weight > 0 and not private,
             whole,
         )
-        architecture.min_support = self.support
+        architecture.min_support, architecture.streamed = self.support, self.streamed
         most = cooccurrence.max_items(settings, public)
         if counts is not None and cooccurrence.num_supported(counts, self.support) > most:
             architecture.max_rows = most
@@ -193,7 +193,7 @@ class CoOccurrence(
             length, most = model_of(plan).length, self.max_items_of(plan, size)
             totals = plan.public.statistics[USERS]
             upload = cooccurrence.expected_upload_size(totals, length, most, upload, news=news)
-        return plan.assignments(0)[size].bytes(), upload * FLOAT_BYTES
+        return self.received_bytes(plan.assignments(0)[size]), upload * FLOAT_BYTES
 
     def tasks(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[ClientTask]:
         model, like = model_of(plan), state.full[ROWS]
@@ -209,7 +209,7 @@ class CoOccurrence(
                 context = {SUM: self.upload_projection(plan, task.size)}
             extra = shared | {REQUEST: like.new_tensor([*request, self.max_items_of(plan, task.size)])}
             found.append(replace(task, vectors=task.vectors | extra, context=context))
-        return found
+        return self.with_streams(plan, state.full, found)
 
     def client_updates(self, plan: Plan, clients: Clients, scheduled: list[ScheduledTask]) -> Iterator[ClientUpdate]:
         few = QUALITY in scheduled[0].task.context and plan.settings.privacy.uses_secure_aggregation
@@ -253,7 +253,7 @@ class CoOccurrence(
         return Update({QUALITY: report.to(task.vectors[ROWS].dtype)}, float(len(lengths))), {DEFAULT_QUALITY: after}
 
     def update_shapes(self, plan: Plan, task: ClientTask) -> dict[str, int]:
-        return {name: held.size for name, held in task.context.items()}
+        return {name: held.size for name, held in task.context.items() if name in self.fixed_point}
 
     def validate_update(self, plan: Plan, task: ClientTask, update: Update | None) -> str | None:
         problem = super().validate_update(plan, task, update)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fairfold.algorithms.incremental import IncrementalAlgorithm
+from fairfold.algorithms.cooccurrence import streaming
+from fairfold.algorithms.cooccurrence.streaming import encoding_table
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import CompactScoring
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from fairfold.config import Settings
 
 # Names of the model's tensors: (a, b, W) of each item, strongest pairs, neighbors of each item, popularity curve
-ROWS, PAIRS, NEIGHBORS, POPULARITY = "rows", "pairs", "neighbors", "popularity"
+ROWS, PAIRS, NEIGHBORS, POPULARITY = streaming.ROWS, "pairs", "neighbors", "popularity"
 DEFAULT_QUALITY = "default_quality"  # local state: 1 + the quality of the first tuning candidate, 0 if not measured
 PAIRS_PER_ITEM = 16  # pairs in the server's list, per item
 # Names of the vectors that items are scored with: the sum of a history's rows, and the history as 0 and 1
@@ -69,6 +70,7 @@ class CoOccurrenceArchitecture(Architecture):
         self.dense[POPULARITY] = (CURVE // FACTORS, FACTORS)
         self.user_tables, self.user_vectors = {}, {DEFAULT_QUALITY: 1}
         self.splits: dict[int, BudgetSplit] = {}
+        self.streamed = False  # whether rows of all items pass by
         self.tuning: Tuning | None = None  # built once
         self.factors: Any = None  # what the solver keeps of the last sum of a large catalogue
 
@@ -89,7 +91,7 @@ class CoOccurrenceArchitecture(Architecture):
     @property
     def tensors(self) -> TruncatedTensors:
         tensors = TruncatedTensors(self.tables, self.dense, catalogue=self.items, users=self.num_known_users)
-        return replace(tensors, splits=self.splits, whole=self.whole)
+        return replace(tensors, splits=self.splits, whole=self.whole, streamed=self.streamed)
 
     def with_splits(self, splits: dict[int, BudgetSplit]) -> Self:
         other = copy(self)
@@ -105,7 +107,8 @@ class CoOccurrenceScorer:
     ``pair_weight``; and to the score of i that times (a_j b_i) / (a_i b_j). A neighbor (j, i, v) adds v to the score of
     j and nothing to that of i. Pairs of an item with itself are ignored. ``popularity``, given at the items 0, 1, 3, 7,
     … and a power of the item's number between them, adds its (1 + n)-th part to every item with a score, for a user
-    with n items of the table: like one more item that everybody has, which alone serves those who have none.
+    with n items of the table: like one more item that everybody has, which alone serves those who have none. With
+    ``encoding``, rows (a, b, w) of all items, the sum over a history is of these (:mod:`.streaming`).
     """
 
     def __init__(
@@ -115,7 +118,9 @@ class CoOccurrenceScorer:
         pair_weight: float,
         neighbors: Tensor | None = None,
         popularity: Tensor | None = None,
+        encoding: Tensor | None = None,
     ) -> None:
+        self._encoding = encoding
         if isinstance(rows, Tensor):
             factors = rows[:, :FACTORS]
             self.rows: Tensor | PackedRows = rows[:, FACTORS:]
@@ -159,6 +164,8 @@ class CoOccurrenceScorer:
         """The vectors that items are scored with, for users with these histories."""
         worn = self.into.new_zeros(len(histories), self.reach)
         worn[_positions(histories, self.reach)] = 1
+        if self._encoding is not None:
+            return {HISTORY_SUM: streaming.encode(histories, streaming.row_blocks(self._encoding)), HISTORY: worn}
         if isinstance(self.rows, PackedRows):
             known = [history[history < self.known] for history in histories]
             sums = [ops.packed_sum(self.rows, items, self.into[items]) for items in known]
@@ -235,7 +242,7 @@ def _positions(histories: list[Tensor], items: int) -> tuple[Tensor, Tensor]:
     return rows[here], columns[here]
 
 
-class HistoryScoring(IncrementalAlgorithm, CompactScoring):
+class HistoryScoring(streaming.StreamedEncoding, CompactScoring):
     """Scores by rows, popularity, neighbors and pairs, from histories: what co-occurrence models have in common."""
 
     pair_weight: float
@@ -249,19 +256,24 @@ class HistoryScoring(IncrementalAlgorithm, CompactScoring):
         return f"{few} are not uploaded, and of smaller sums in proportion, since they would show who has them"
 
     def distinguishable_items(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
-        known: int = max(one.projections[ROWS].kept[0] for one in held if one.projections is not None)
+        sizes = [one.projections for one in held if one.projections is not None]
+        shown = [part for of in sizes for part in (of[ROWS], *self.stream_packing(of).values())]
+        known: int = max(part.kept[0] for part in shown)
         return items < known
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
-        rows = full[ROWS].view(plan.architecture.tables[ROWS])
-        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a client holds
+        table = full[ROWS].view(plan.architecture.tables[ROWS])
+        rows = table[: int((table[:, 1] > 0).sum())]  # zero beyond what a client holds
         quantized = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own need no pairs
         pairs = full[PAIRS].view(-1, 3)[: None if quantized else 0]
-        model = CoOccurrenceScorer(rows, pairs, self.pair_weight, full.get(NEIGHBORS), full.get(POPULARITY))
-        return _score_all(model, plan, clients)
+        encoding = encoding_table(full, len(table))
+        rows = rows if encoding is None else rows[:, : encoding.shape[1]]
+        extra = (full.get(NEIGHBORS), full.get(POPULARITY), encoding)
+        return _score_all(CoOccurrenceScorer(rows, pairs, self.pair_weight, *extra), plan, clients)
 
     def compact_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, clients: Clients) -> Scorer:
-        return _score_all(stored_scorer(held, stored, self.pair_weight), plan, clients)
+        encoding = encoding_table(stored, held[ROWS].shape[0])
+        return _score_all(stored_scorer(held, stored, self.pair_weight, encoding), plan, clients)
 
     def scoring_vectors(self, plan: Plan, task: ClientTask, clients: Clients, users: list[int]) -> Weights:
         return self.task_scorer(task).histories([clients.train.of(user) for user in users])
@@ -280,8 +292,9 @@ class HistoryScoring(IncrementalAlgorithm, CompactScoring):
             ids = task.vectors[name].view(-1, 3)[:, :2] if name in task.vectors else torch.empty(0, 2)
             if not bool(((ids >= 0) & (ids < head)).all()):
                 raise InvalidMessage("a list of pairs of unknown items", f"items below {head}", "Train anew.")
+        self.require_stream(task)
         pairs = task.vectors[PAIRS].view(-1, 3)
-        extra = (task.vectors.get(NEIGHBORS), task.vectors.get(POPULARITY))
+        extra = (task.vectors.get(NEIGHBORS), task.vectors.get(POPULARITY), encoding_table(task.vectors, head))
         return CoOccurrenceScorer(rows[rows[:, 1] > 0], pairs, self.pair_weight, *extra)
 
 
@@ -290,12 +303,14 @@ def _score_all(model: CoOccurrenceScorer, plan: Plan, clients: Clients) -> Score
     return lambda users: model.scores(model.histories([clients.train.of(user) for user in users.tolist()]), catalogue)
 
 
-def stored_scorer(held: Mapping[str, Projection], stored: Weights, pair_weight: float) -> CoOccurrenceScorer:
+def stored_scorer(
+    held: Mapping[str, Projection], stored: Weights, pair_weight: float, encoding: Tensor | None = None
+) -> CoOccurrenceScorer:
     """The scorer of a client's model as it is stored: rows stay packed."""
     pairs = held[PAIRS].unpacked(stored[PAIRS]).view(-1, 3)
     rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
-    extra = (held[name].unpacked(stored[name]) if name in held else None for name in (NEIGHBORS, POPULARITY))
-    return CoOccurrenceScorer(rows, pairs, pair_weight, *extra)
+    near, popularity = (held[name].unpacked(stored[name]) if name in held else None for name in (NEIGHBORS, POPULARITY))
+    return CoOccurrenceScorer(rows, pairs, pair_weight, near, popularity, encoding)
 
 
 def required_item_users(min_item_users: int, settings: "Settings", users: int) -> float:

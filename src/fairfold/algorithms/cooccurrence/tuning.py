@@ -156,7 +156,7 @@ class Tuning:
     @classmethod
     def of(cls, budgets: list[int], model: CoOccurrenceArchitecture, rounds: int) -> "Tuning":
         """The candidates for a model in a run of some rounds."""
-        known = (model.head, model.columns, model.num_known_users, model.neighbors, model.whole)
+        known = (model.head, model.columns, model.num_known_users, model.neighbors, model.whole, model.streamed)
         splits = [candidate_splits(budget, *known) for budget in budgets]
         listed = model.dense[PAIRS][0]
 
