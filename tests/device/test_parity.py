@@ -160,6 +160,19 @@ def test_every_reply_of_a_run_has_the_worker_s_bits(tmp_path: Path, per_device: 
     assert twins.compared.count("train") >= 10 * len(files)
 
 
+def test_histories_encoded_by_rows_that_pass_by_have_the_worker_s_bits(tmp_path: Path) -> None:
+    files = write_files(tmp_path, 4, per_device=8)
+    twins = Twins(tmp_path, files, ["1x", "16x", "64x"])
+    algorithm = {"kind": "co_occurrence", "streamed": True, "support": 1}
+    strategy = run(twins, 16, capacities="1x-16x-64x", algorithm=algorithm)
+    assert not twins.problems
+    assert not twins.left
+    assert twins.compared.count("train") >= 10 * len(files)
+    received = strategy.open_round.bytes_down
+    held = [one.bytes() for one in strategy.plan.assignments(0)]
+    assert sum(received.values()) > sum(held)
+
+
 def test_replies_in_half_precision_have_the_worker_s_bits(tmp_path: Path) -> None:
     files = write_files(tmp_path, 6, per_device=8)
     twins = Twins(tmp_path, files, ["1x", "4x", "16x"])

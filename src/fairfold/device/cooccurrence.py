@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 
 from fairfold.device import uploads
 from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in
-from fairfold.device.model import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceModel, packed_bytes
+from fairfold.device.model import (
+    FACTORS,
+    NEIGHBORS,
+    PAIRS,
+    POPULARITY,
+    ROWS,
+    STREAM,
+    CoOccurrenceModel,
+    Held,
+    packed_bytes,
+)
 from fairfold.device.requests import PRIVATE, NeedsWorker, TaskInput, require_room
 from fairfold.device.store import DeviceState, Tables
 from fairfold.device.uploads import UserHistory
@@ -40,8 +50,11 @@ def read_task(given: TaskInput) -> Task:
     projections, context = table_in(facts, "projections"), table_in(facts, "context")
     num_items = number_in(facts, "items", MAX_ITEMS, 1)
     names = {ROWS, PAIRS, POPULARITY}
+    passing = {STREAM: context.pop(STREAM)} if STREAM in context else {}
     if projections.keys() not in (names, names | {NEIGHBORS}) or context.keys() not in ({SUM}, {QUALITY}):
         raise invalid_message("other tensors than the model's", ", ".join(sorted(names)))
+    if passing != streamed_part(projections[ROWS], settings):
+        raise invalid_message("other rows that pass by than the model's", "those of all items, in its columns")
     if not all(str(held["kind"]).startswith("quantized") for held in projections.values()):
         raise NeedsWorker("a model in floats")
     head = projections[ROWS]["shape"][0]
@@ -49,11 +62,11 @@ def read_task(given: TaskInput) -> Task:
         raise invalid_message("a model of more items than the catalogue", f"at most {num_items}")
     if any(projections[name]["items"] != head for name in (PAIRS, NEIGHBORS) if name in projections):
         raise invalid_message("a list of pairs of unknown items", f"items below {head}")
-    lengths = {name: packed_bytes(held) for name, held in projections.items()}
+    lengths = {name: packed_bytes(held) for name, held in (projections | passing).items()}
     coded = {name: vector.tobytes() for name, vector in records[CODED].items()}
     if {name: len(content) for name, content in coded.items()} != lengths:
         raise invalid_message("tensors of other lengths than their sizes", "what was agreed")
-    size = sum(lengths.values())
+    size = sum(lengths[name] for name in projections)
     require_room(given.capacity, size, size, num_items * settings["subspace"]["reference_factors"] * 4)
     arrays = dict(zip(sorted(records[ARRAYS]), facts["scales"], strict=True))
     private = settings["privacy"]["level"] == PRIVATE
@@ -71,8 +84,16 @@ def read_task(given: TaskInput) -> Task:
         raise invalid_message("a sum of more pairs than items have", f"at most {uploads.triangle_size(head)}")
     model = None
     if given.evaluate or QUALITY in context:
-        model = CoOccurrenceModel(coded, projections, float(settings["algorithm"]["pair_weight"]))
+        model = CoOccurrenceModel(coded, projections | passing, float(settings["algorithm"]["pair_weight"]))
     return Task(model, projections, context, numbers, shares, num_items, int(settings["run"]["top"]))
+
+
+def streamed_part(held: Held, settings: Mapping[str, Any]) -> dict[str, Held]:
+    """What passes by a device that holds such rows, where settings say so (``algorithms.cooccurrence.streaming``)."""
+    (rows, columns), whole = held["kept"], held["shape"][0]
+    if not settings["algorithm"].get("streamed") or rows == whole or columns == FACTORS:
+        return {}
+    return {STREAM: {**held, "kept": [whole, columns], "bits": 8}}
 
 
 def require_default(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from fairfold.device.records import float32
 from fairfold.errors import InvalidMessage
 
 ROWS, PAIRS, NEIGHBORS, POPULARITY = "rows", "pairs", "neighbors", "popularity"
+STREAM = "stream"  # rows of all items, which pass by where histories are encoded by them
+ZERO_BYTE = 127  # what stands for 0 in rows of eight bits
 STEP, ZERO, FACTORS = 16, 208, 2  # of the factors before each row (fairfold.subspace.packed)
 FACTOR_OF = [0.0, *(float32(math.exp(float32((code - ZERO) / STEP))) for code in range(1, 256))]
 MAX_ITEMS = 1 << 24
@@ -90,6 +92,18 @@ def _items(content: bytes, width: int) -> list[int]:
     return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
 
 
+def encode(content: bytes, columns: int, history: Sequence[int], first: int = 0) -> list[float]:
+    """Σ a·w over the items of a history in a block of rows in eight bits, from item ``first`` on."""
+    count, sums = len(content) // (FACTORS + columns), [0.0] * columns
+    for item in history:
+        row = item - first
+        if 0 <= row < count:
+            factor, start = FACTOR_OF[content[FACTORS * row]], FACTORS * count + row * columns
+            numbers = content[start : start + columns]
+            sums = [total + factor * (number - ZERO_BYTE) for total, number in zip(sums, numbers, strict=True)]
+    return sums
+
+
 def discounted_gain(hits: Sequence[bool]) -> float:
     """Sum of 1/log2(rank + 1) over the ranks that hit, counted from 1."""
     return sum(1 / math.log2(place + 2) for place, hit in enumerate(hits) if hit)
@@ -104,6 +118,7 @@ class CoOccurrenceModel:
         self.known = len(valid)
         self.into, self.out = [into[row] for row in valid], [out[row] for row in valid]
         self.rows = [rows[row] for row in valid]
+        self.passing = tensors[STREAM] if STREAM in projections else None
         self.links = self._links(parse_pairs(tensors[PAIRS], projections[PAIRS]), pair_weight)
         if NEIGHBORS in projections:
             neighbors = parse_pairs(tensors[NEIGHBORS], projections[NEIGHBORS])
@@ -141,11 +156,13 @@ class CoOccurrenceModel:
         for item in history:
             if item < self.reach:
                 has[item] = 1
-            if item < self.known:
+            if item < self.known and self.passing is None:
                 factor = self.into[item]
                 history_sum = [
                     total + factor * number for total, number in zip(history_sum, self.rows[item], strict=True)
                 ]
+        if self.passing is not None:
+            history_sum = encode(self.passing, len(history_sum), history)
         added = [0.0] * max(count, self.reach)
         for source, scored, value in self.links:
             if has[source]:
