@@ -8,7 +8,7 @@ import { beginSecure, refuse, secureStep, SecureReply } from "./secure";
 import {
   LEVELS, newState, openHistories, reconcile, remembered, type Data, type Identity, type State, type Store,
 } from "./state";
-import { report, triangleItems, triangleSize, upload, type UserHistory } from "./uploads";
+import { report, triangleItems, partSize, upload, type Part, type UserHistory } from "./uploads";
 
 export const VERSION = 9;
 const MODEL_FORMAT = "7", MAX_HEAD = 2 ** 24, MAX_ITEMS = 2 ** 32, MAX_TEXT = 1 << 16, WINDOW = 1 << 18;
@@ -17,7 +17,7 @@ const AMOUNT = /^(\d+(?:\.\d+)?|\.\d+)\s*(x|×|b|[kmgt]i?b)$/i;
 interface Task {
   model: DeviceModel | null;
   projections: Projections;
-  context: Record<string, { kept: number[] }>;
+  context: Record<string, { kept: number[]; part?: Part }>;
   request: number[];
   items: number;
   top: number;
@@ -120,7 +120,7 @@ export class Device {
     const sums: Vectors = { counts };
     if (start === 0) {
       const lengths = histories.map((history) => history.length), total = (numbers: number[]) => numbers.reduce((a, b) => a + b, 0);
-      sums.users = Float64Array.of(lengths.length, total(lengths), total(lengths.map(triangleSize)));
+      sums.users = Float64Array.of(lengths.length, total(lengths), total(lengths.map((length) => partSize(length))));
     }
     if (masked) return { reply: await masked.statistics({ sums, weight: histories.length }) };
     return { reply: [["arrays", sums], ["fairfold", { version: VERSION, weight: new Double(histories.length) }]] };
@@ -166,7 +166,7 @@ export class Device {
       ? await report(users.values(), task.model!, {
           isDefault: candidate === 0, share: reporting, catalogue: task.items, top: task.top, tick: this.tick,
         })
-      : upload(users.values(), { head, leading: triangleItems(size), share, exponent: settings.algorithm.history_exponent, ...(!masked && { most }) });
+      : upload(users.values(), { head, leading: triangleItems(size), share, exponent: settings.algorithm.history_exponent, part: task.context.sum?.part, ...(!masked && { most }) });
     await this.store.put({ state: { ...state, pending: remembered(idIn(facts, "update_id"), users) } });
     const shown = { round: Number(facts.round), ...quality };
     if (masked) return { reply: await masked.train({ sums, weight: users.size, ...quality }), shown };
@@ -210,8 +210,9 @@ export class Device {
     if (request.length !== 4 || !request.every(Number.isFinite) || request[3]! < 0)
       throw invalid("a request that is no four numbers", "what FairStrategy sends");
     const kept = context.sum ? context.sum.kept?.[0] : 0;
-    if (!Number.isInteger(kept) || kept < 0 || kept > triangleSize(head))
-      throw invalid("a sum of more pairs than items have", `at most ${triangleSize(head)}`);
+    const [part, parts] = context.sum?.part ?? [0, 1];
+    if (!Number.isInteger(kept) || kept < 0 || kept > partSize(head) || !(part >= 0 && part < parts && parts <= 16))
+      throw invalid("a sum of more pairs than items have", `at most ${partSize(head)}`);
     const model = evaluates || context.quality
       ? new DeviceModel(coded as Record<string, Uint8Array>, projections, settings.algorithm.pair_weight) : null;
     return { model, projections, context, request, items, top: settings.run.top, facts, settings };

@@ -5,7 +5,12 @@ import type { Vectors } from "./records";
 
 const UNIT = 1 << 16; // fixed-point steps per 1 of a co-occurrence weight
 const MAX_DENSE = 1 << 26; // numbers of a sum that is ever dense
-export const DROPPED = -1, NEW = 0, UPLOADED = 1, RETRACT = 2; // sync states of an item of a history
+// Sync states of an item of a history: 0 is new; else the sum of 2 to the power of each part of the sum that has it; with
+// all bits inverted where the user no longer has it
+export const NEW = 0;
+
+// The number of a part of the pairs, and how many there are.
+export type Part = [number, number];
 
 // All items that a user has or had in this run, ascending, with the sync state of each.
 export interface UserHistory {
@@ -34,20 +39,25 @@ export function rounded(number: number): number {
   return rest > 0.5 || (rest === 0.5 && whole % 2) ? whole + 1 : whole;
 }
 
-export const triangleSize = (items: number): number => (items * (items + 1)) / 2;
+
+// Elements in the columns part, part + parts, … of the packed triangle over some items.
+export function partSize(items: number, [part, parts]: Part = [0, 1]): number {
+  const columns = Math.ceil((items - part) / parts);
+  return columns * (part + 1) + (parts * columns * (columns - 1)) / 2;
+}
 
 export function triangleItems(size: number): number {
   let items = Math.floor((Math.sqrt(8 * size + 1) - 1) / 2);
-  while (triangleSize(items) > size) items--;
-  while (triangleSize(items + 1) <= size) items++;
+  while (partSize(items) > size) items--;
+  while (partSize(items + 1) <= size) items++;
   return items;
 }
 
 // Sync states by the items that the user still has.
 export function markLost(user: UserHistory, current: Set<number>): void {
   user.items.forEach((item, place) => {
-    const uploaded = user.states[place]! > NEW;
-    user.states[place] = current.has(item) ? (uploaded ? UPLOADED : NEW) : uploaded ? RETRACT : DROPPED;
+    const state = user.states[place]!;
+    if (current.has(item) === state < NEW) user.states[place] = ~state;
   });
 }
 
@@ -67,39 +77,40 @@ export const pairWeight = (length: number, exponent: number): number =>
 // The change of the users' co-occurrences, whose sync states are brought up to date; without `most`, as secure
 // aggregation needs it, dense and of all items.
 export function upload(
-  users: Iterable<UserHistory>, given: { head: number; leading: number; share: number; most?: number; exponent: number },
+  users: Iterable<UserHistory>, given: { head: number; leading: number; share: number; most?: number; exponent: number; part?: Part | undefined },
 ): Vectors {
-  const { head, share, most, exponent } = given, added: [number[], number][] = [], retracted: [number[], number][] = [];
-  const there = (user: UserHistory) => user.items.filter((item, place) => user.states[place]! > NEW && item < head);
+  const { head, share, most, exponent, part = [0, 1] } = given, bit = 1 << part[0], added: [number[], number][] = [], retracted: [number[], number][] = [];
+  const has = (state: number) => (state < NEW ? ~state : state) & bit;
+  const there = (user: UserHistory) => user.items.filter((item, place) => has(user.states[place]!) && item < head);
   for (const user of users) {
     const heldOut = share < 1 ? heldOutItems(user.items) : new Set(), before = there(user);
     user.items.forEach((item, place) => {
-      const state = user.states[place];
-      if (state === NEW && !heldOut.has(item)) user.states[place] = UPLOADED;
-      else if (state === RETRACT) user.states[place] = DROPPED;
+      const state = user.states[place]!;
+      if (state !== NEW || !heldOut.has(item)) user.states[place] = state | bit; // cleared, where bits are inverted
     });
     const now = there(user);
     if (now.length === before.length && now.every((item, place) => item === before[place])) continue;
     added.push([now.slice(0, most), pairWeight(now.length, exponent)]);
     retracted.push([before.slice(0, most), -pairWeight(before.length, exponent)]);
   }
-  return packPairs([...added, ...retracted], given.leading, most === undefined);
+  return packPairs([...added, ...retracted], given.leading, most === undefined, part);
 }
 
-// The packed sum of pairs of weighted histories over the leading items: dense, or where that takes fewer bytes the
+// The packed sum of pairs of weighted histories over the leading items, or a part of it: dense, or where that takes fewer bytes the
 // nonzero values with their positions.
-export function packPairs(histories: [number[], number][], leading: number, dense = false): Vectors {
+export function packPairs(histories: [number[], number][], leading: number, dense = false, part: Part = [0, 1]): Vectors {
   const cut = histories.map(([items, weight]): [number[], number] => [items.filter((item) => item < leading), weight]);
-  const size = triangleSize(leading), pairs = sum(cut.map(([items]) => triangleSize(items.length)));
+  const size = partSize(leading), pairs = sum(cut.map(([items]) => partSize(items.length)));
   const isDense = dense || (2 * pairs >= size && size <= MAX_DENSE);
   const each = (add: (place: number, weight: number) => void): void => {
     for (const [items, weight] of cut)
       items.forEach((column, count) => {
-        for (let other = 0; other <= count; other++) add(triangleSize(column) + items[other]!, weight);
+        if (column % part[1] !== part[0]) return;
+        for (let other = 0; other <= count; other++) add(partSize(column, part) + items[other]!, weight);
       });
   };
   if (isDense) {
-    const total = new Float32Array(size);
+    const total = new Float32Array(partSize(leading, part));
     each((place, weight) => (total[place]! += weight)); // exact: multiples of the unit below 256
     return { sum: total };
   }
@@ -129,8 +140,8 @@ export async function report(
 ): Promise<Vectors> {
   const { isDefault, share, catalogue, top, tick } = given, reporting: [UserHistory, number[], number[]][] = [];
   for (const user of users) {
-    const at = (state: number) => user.items.filter((_, place) => user.states[place] === state);
-    const known = at(UPLOADED), heldOut = at(NEW), length = known.length + heldOut.length;
+    const known = user.items.filter((_, place) => user.states[place]! > NEW);
+    const heldOut = user.items.filter((_, place) => user.states[place] === NEW), length = known.length + heldOut.length;
     const chance = scatter(BigInt((sum(known) + sum(heldOut)) * 7 + length));
     if (known.length && heldOut.length && chance < share * 2 ** 32 && (isDefault || user.defaultQuality > 0))
       reporting.push([user, known, heldOut]);

@@ -126,7 +126,7 @@ await during("uploads", async () => {
     check(`weight of ${length} by ${exponent}`, device.pairWeight(length, exponent), expected);
   for (const one of cases) {
     const users = one.users.map((items, place) => ({ items, states: [...one.states[place]], defaultQuality: 0, heldOut: [] }));
-    const { sum, "sum.indices": indices } = device.upload(users, one), name = JSON.stringify([one.head, one.leading, one.most, one.share]);
+    const { sum, "sum.indices": indices } = device.upload(users, { ...one, most: one.most ?? undefined }), name = JSON.stringify([one.head, one.leading, one.most, one.share]);
     check(`${name}: sum`, Array.from(sum, (number) => number * 65536), one.sum_times_65536);
     check(`${name}: places`, indices && Array.from(indices), one.indices);
     check(`${name}: states`, users.map(({ states }) => states), one.states_after);

@@ -247,15 +247,18 @@ def worker_app(folder: Path, files: list[Path], capacities: list[str], rules: di
     return app
 
 
-@pytest.mark.parametrize("level", ["secure", "private"])
+@pytest.mark.parametrize(("level", "tune"), [("secure", True), ("secure", False), ("private", True)])
 def test_under_masks_a_fleet_of_small_devices_trains_the_worker_s_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, tune: bool
 ) -> None:
-    """Without its noise, which nobody can repeat: the sums are exact, so the server's state has the same bits."""
+    """Without its noise, which nobody can repeat: the sums are exact, so the server's state has the same bits.
+
+    Without tuning the four rounds are for the four parts of an upload.
+    """
     files = write_files(tmp_path, 5, per_device=6)
     rules = {"min-cohort": 3, "privacy": level, "epsilon": 100.0}
     noise = {"epsilon": 50.0, "delta": 1e-5} if level == "private" else {}
-    algorithm = {"kind": "co_occurrence"} | ({} if noise else {"min_item_users": 0})
+    algorithm = {"kind": "co_occurrence"} | ({} if noise else {"min_item_users": 0, "tune": tune})
     settings = make_settings(
         rounds=1 if level == "private" else 4, evaluate_every=1, clients_per_round=None, capacities="1x-4x",
         privacy={"level": level, "min_cohort": 3, **noise}, algorithm=algorithm,

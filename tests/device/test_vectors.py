@@ -142,7 +142,7 @@ def test_uploads() -> None:
     for case in given["cases"]:
         users = [UserHistory(list(items), list(of)) for items, of in zip(case["users"], case["states"], strict=True)]
         keys = {key: case[key] for key in ("head", "leading", "share", "most", "exponent")}
-        sums = uploads.upload(users, **keys)
+        sums = uploads.upload(users, **keys, part=tuple(case.get("part", (0, 1))))
         assert [user.states for user in users] == case["states_after"]
         assert ("sum.indices" in sums) == ("indices" in case)
         assert list(sums.get("sum.indices", [])) == case.get("indices", [])

@@ -34,6 +34,7 @@ from tests.support.nodes import Nodes, as_devices, assert_same, in_process, simu
 USERS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "co_occurrence": {"algorithm": {"kind": "co_occurrence", "support": 1}},
+    "parts": {"algorithm": {"kind": "co_occurrence", "support": 1, "tune": False}},
     "closed_form": {"algorithm": {"kind": "closed_form", "server_optimizer": "sgd"}},
     "newton": {"algorithm": {"kind": "closed_form", "server_optimizer": "newton", "server_lr": 1.0}},
     "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimizer": "sgd"}},
@@ -43,7 +44,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def secure_settings(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds: int = 2) -> Settings:
-    model = {} if case == "co_occurrence" else {"model": {"kind": "mf", "factors": 3}}
+    model = {} if case in ("co_occurrence", "parts") else {"model": {"kind": "mf", "factors": 3}}
     return Settings(
         **ALGORITHMS[case],
         **model,

@@ -23,6 +23,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fairfold.algorithms.cooccurrence import cooccurrence, tuning
+from fairfold.algorithms.cooccurrence.parts import TrianglePart
+from fairfold.algorithms.cooccurrence.sync_state import is_dropped, sync_states, uploaded_parts
 from fairfold.data import Interactions
 from fairfold.flower.local_data import _uniform
 from fairfold.privacy import gram
@@ -275,6 +277,9 @@ def uploads() -> dict[str, Any]:
     ):
         for states in ("new", "uploaded, and one item is lost", "one item is new"):
             cases.append(upload_case(head, leading, most, share, exponent, states))
+    for part in ((0, 3), (2, 3), (5, 16)):  # as secure aggregation needs it: all numbers, of all items
+        for states in ("new", "uploaded, and one item is lost", "one item is new"):
+            cases.append(upload_case(40, 35, None, 0.9, 0.5, states, part))
     return {
         "scatter": [[number, int(tuning.scatter(torch.tensor(number)))] for number in numbers],
         "histories": parts,
@@ -296,26 +301,31 @@ def flat(lists: list[list[int]]) -> list[int]:
     return [number for one in lists for number in one]
 
 
-def upload_case(head: int, leading: int, most: int, share: float, exponent: float, which: str) -> dict[str, Any]:
-    """The change of some users' pairs; state 0 is new, 1 uploaded, 2 to be retracted, −1 dropped."""
+def upload_case(
+    head: int, leading: int, most: int | None, share: float, exponent: float, which: str, part: tuple[int, int] = (0, 1)
+) -> dict[str, Any]:
+    """The change of some users' pairs; state 0 is new, 1 and 3 uploaded, −2 to be retracted, −1 dropped."""
     users = [items for items in HISTORIES if items and max(items) < 100]
     states = [[0] * len(items) for items in users]
     if which.startswith("uploaded"):
         states = [[1] * len(items) for items in users]
         for place, of in enumerate(states):
-            of[0] = 2 if place % 2 else 1
+            of[0] = -2 if place % 2 else 1
     elif which.startswith("one"):
         states = [[1] * (len(items) - 1) + [0] for items in users]
     items, lengths = torch.tensor(flat(users)), torch.tensor([len(one) for one in users])
     before = torch.tensor(flat(states)).float()
     wanted = tuning.training_mask(items, lengths) if share < 1 else torch.ones_like(items).bool()
-    uploaded, dropped = cooccurrence.is_uploaded(before), cooccurrence.is_dropped(before)
-    now = ~dropped & (uploaded | wanted)
-    known = items < head
-    changes = cooccurrence.CoOccurrenceUpload.changes(items, lengths, now & known, uploaded & known, most, exponent)
-    total = changes.shortest(leading, torch.float32)
-    after = cooccurrence.sync_states(now, dropped).int().tolist()
+    held, dropped = uploaded_parts(before), is_dropped(before)
+    uploaded, now = (held >> part[0] & 1).bool(), ~dropped & ((held > 0) | wanted)
+    both, limit = (now & (items < head), uploaded & (items < head)), len(items) if most is None else most
+    changes = cooccurrence.CoOccurrenceUpload.changes(items, lengths, *both, limit, exponent)
+    size = cooccurrence.triangle_size(leading)
+    whole = changes.shortest(leading, torch.float32)
+    total = whole if most is not None else TrianglePart((size,), (size,), *part).reduce(whole.to_dense())
+    after = sync_states(held & ~(1 << part[0]) | now.long() << part[0], dropped).int().tolist()
     found: dict[str, Any] = {"head": head, "leading": leading, "most": most, "share": share, "users": users}
+    found |= {} if part == (0, 1) else {"part": list(part)}
     found |= {
         "exponent": exponent,
         "states": states,

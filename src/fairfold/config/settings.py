@@ -165,15 +165,15 @@ def _resolve(tables: Mapping[str, Any]) -> dict[str, FrozenSettings]:
     given = {table: _table_keys(table, tables.get(table, {}), kinds[table]) for table in TABLES}
     tag = _default_tag("algorithm", given["algorithm"], _default_algorithm(given["model"], given["subspace"]))
     algorithm = kinds["algorithm"].get(tag) if isinstance(tag, str) else None
-    implied = {table: dict(keys) for table, keys in (algorithm.DEFAULTS if algorithm else {}).items()}
+    _default_tag("privacy", given["privacy"], "plain")
+    implied = {table: dict(keys) for table, keys in (algorithm.defaults(given) if algorithm else {}).items()}
     method = implied.get("subspace", {}).pop("method", "fair")
     chosen = kinds["subspace"].get(str(_default_tag("subspace", given["subspace"], method)))
-    for table, keys in (chosen.DEFAULTS if chosen and not _reads_images(given["model"]) else {}).items():
+    for table, keys in (chosen.defaults(given) if chosen and not _reads_images(given["model"]) else {}).items():
         implied[table] = {**implied.get(table, {}), **keys}
     images = _reads_images(given["model"])
     named = isinstance(given["data"], dict) and "name" in given["data"]
     _default_tag("data", given["data"], SYNTHETIC if not named else "images" if images else "interactions")
-    _default_tag("privacy", given["privacy"], "plain")
     validated: dict[str, FrozenSettings] = {}
     problems: list[str] = []
     for table in TABLES:

@@ -23,10 +23,17 @@ class FrozenSettings(BaseModel):
 
     Attributes:
         ACTIVE_WHEN: Keys that have an effect only under some values of another key: that key, and those values.
+        DEFAULTS: Defaults of the other tables that go with this one, by table and key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     ACTIVE_WHEN: ClassVar[Mapping[str, tuple[str, tuple[Any, ...]]]] = {}
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG003
+        """``DEFAULTS``, and what depends on the tables that were given, which may not be valid."""
+        return cls.DEFAULTS
 
     @model_validator(mode="before")
     @classmethod

@@ -82,6 +82,8 @@ def read_task(given: TaskInput) -> Task:
     size = context[SUM]["kept"][0] if SUM in context else 0
     if type(size) is not int or not 0 <= size <= uploads.triangle_size(head):
         raise invalid_message("a sum of more pairs than items have", f"at most {uploads.triangle_size(head)}")
+    if SUM in context:
+        part_of(context[SUM])
     model = None
     if given.evaluate or QUALITY in context:
         model = CoOccurrenceModel(coded, projections | passing, float(settings["algorithm"]["pair_weight"]))
@@ -94,6 +96,15 @@ def streamed_part(held: Held, settings: Mapping[str, Any]) -> dict[str, Held]:
     if not settings["algorithm"].get("streamed") or rows == whole or columns == FACTORS:
         return {}
     return {STREAM: {**held, "kept": [whole, columns], "bits": 8}}
+
+
+def part_of(block: Mapping[str, Any]) -> tuple[int, int]:
+    """The part of the pairs that is uploaded, and the number of parts."""
+    found = block.get("part", [0, 1])
+    known = isinstance(found, list) and len(found) == 2 and all(type(number) is int for number in found)
+    if not known or not 0 <= found[0] < found[1] <= uploads.MAX_PARTS:
+        raise invalid_message(f"part {found} of a sum", f"a part, and at most {uploads.MAX_PARTS} of them")
+    return found[0], found[1]
 
 
 def require_default(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -158,8 +169,9 @@ class CoOccurrenceWork:
             return uploads.private_upload(users, task.item_shares, leading, share=share)
         exponent = float(self.settings["algorithm"]["history_exponent"])
         return uploads.upload(
-            users, head=head, leading=leading, share=share, most=None if is_masked else int(most), exponent=exponent
-        )
+            users, head=head, leading=leading, share=share, most=None if is_masked else int(most), exponent=exponent,
+            part=part_of(task.context[SUM]),
+        )  # fmt: skip
 
     def local_state(self) -> Tables:
         """Sync states of all items, and the quality of the first candidate, by user."""

@@ -17,7 +17,10 @@ from fairfold.device.records import float32
 UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
 MAX_DENSE = 1 << 26  # numbers of a sum that is ever dense
 HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 2
-DROPPED, NEW, UPLOADED, RETRACT = -1, 0, 1, 2  # sync states of an item of a history
+# Sync state of an item of a history that no part of the sum has; else the sum of 2 to the power of each part that has
+# it; with all bits inverted where the user no longer has the item
+NEW = 0
+MAX_PARTS = 16
 REPORT_SIZE = 4
 MASK = 0xFFFFFFFF
 RESIDUAL_STEPS, ROUNDING_ROOM = 256, 0.998  # of sums with noise (fairfold.privacy.gram)
@@ -41,6 +44,12 @@ def triangle_items(size: int) -> int:
     return (isqrt(8 * size + 1) - 1) // 2
 
 
+def part_size(items: int, part: int, parts: int) -> int:
+    """Number of elements in the columns part, part + parts, … of the packed triangle over some items."""
+    columns = max(0, -(-(items - part) // parts))
+    return columns * (part + 1) + parts * columns * (columns - 1) // 2
+
+
 @dataclass
 class UserHistory:
     """All items that a user has or had in this run, ascending, with the sync state of each."""
@@ -53,28 +62,24 @@ class UserHistory:
     def mark_lost(self, current: set[int]) -> None:
         """Update the sync states by the items that the user still has."""
         for place, item in enumerate(self.items):
-            uploaded = self.states[place] > NEW
-            if item in current:
-                self.states[place] = UPLOADED if uploaded else NEW
-            else:
-                self.states[place] = RETRACT if uploaded else DROPPED
+            if (item in current) == (self.states[place] < NEW):
+                self.states[place] = ~self.states[place]
 
-    def uploaded(self) -> list[int]:
-        """The items that the server's sum holds."""
-        return [item for item, state in zip(self.items, self.states, strict=True) if state > NEW]
+    def uploaded(self, part: int = 0) -> list[int]:
+        """The items that a part of the server's sum holds."""
+        found = zip(self.items, self.states, strict=True)
+        return [item for item, state in found if (~state if state < NEW else state) >> part & 1]
 
-    def mark_uploaded(self, held_out: set[int]) -> None:
-        """Update the sync states after an upload of all but the held-out new items."""
+    def mark_uploaded(self, held_out: set[int], part: int = 0) -> None:
+        """Update the sync states after an upload of a part, of all but the held-out new items."""
         for place, item in enumerate(self.items):
-            if self.states[place] == NEW and item not in held_out:
-                self.states[place] = UPLOADED
-            elif self.states[place] == RETRACT:
-                self.states[place] = DROPPED
+            if self.states[place] != NEW or item not in held_out:
+                self.states[place] |= 1 << part  # cleared, where bits are inverted
 
     def present(self) -> list[tuple[int, bool]]:
         """The items that the user still has, and whether the server's sum holds them."""
         found = zip(self.items, self.states, strict=True)
-        return [(item, state > NEW) for item, state in found if state in (NEW, UPLOADED)]
+        return [(item, state > NEW) for item, state in found if state >= NEW]
 
 
 def held_out_items(items: Sequence[int]) -> set[int]:
@@ -111,22 +116,29 @@ def statistics(
 
 
 def upload(
-    users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int | None, exponent: float
+    users: Sequence[UserHistory],
+    *,
+    head: int,
+    leading: int,
+    share: float,
+    most: int | None,
+    exponent: float,
+    part: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
     """The change of the users' co-occurrences, whose sync states are brought up to date.
 
     Dense, or where that takes fewer bytes the nonzero values with their positions; with ``most`` None, as secure
-    aggregation needs it, dense and of all items.
+    aggregation needs it, dense and of all items, or of a part of their pairs: its number, and how many there are.
     """
     added, retracted = list[tuple[list[int], float]](), list[tuple[list[int], float]]()
     for user in users:
-        before = [item for item in user.uploaded() if item < head]
-        user.mark_uploaded(held_out_items(user.items) if share < 1 else set())
-        now = [item for item in user.uploaded() if item < head]
+        before = [item for item in user.uploaded(part[0]) if item < head]
+        user.mark_uploaded(held_out_items(user.items) if share < 1 else set(), part[0])
+        now = [item for item in user.uploaded(part[0]) if item < head]
         if now != before:
             added.append((now[:most], pair_weight(len(now), exponent)))
             retracted.append((before[:most], -pair_weight(len(before), exponent)))
-    return pack_pairs(added + retracted, leading, dense=most is None)
+    return pack_pairs(added + retracted, leading, part, dense=most is None)
 
 
 def private_upload(
@@ -163,16 +175,22 @@ def residual_steps(items: Sequence[int], item_shares: Sequence[float]) -> list[i
         shrink *= ROUNDING_ROOM
 
 
-def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int, *, dense: bool = False) -> dict[str, Any]:
-    """The packed sum of pairs of weighted histories over the leading items."""
+def pack_pairs(
+    histories: Sequence[tuple[list[int], float]], leading: int, part: tuple[int, int] = (0, 1), *, dense: bool = False
+) -> dict[str, Any]:
+    """The packed sum of pairs of weighted histories over the leading items, or a part of it."""
+    number, parts = part
     cut = [([item for item in items if item < leading], weight) for items, weight in histories]
     pairs = sum(triangle_size(len(items)) for items, _ in cut)
     is_dense = dense or 2 * pairs >= triangle_size(leading) <= MAX_DENSE
-    packed = array("f", bytes(4 * triangle_size(leading) if is_dense else 0))  # exact: multiples of the unit below 256
+    size = part_size(leading, number, parts) if is_dense else 0
+    packed = array("f", bytes(4 * size))  # exact: multiples of the unit below 256
     sparse = dict[int, float]()
     for items, weight in cut:
         for place, column in enumerate(items):
-            first = triangle_size(column)
+            if column % parts != number:
+                continue
+            first = part_size(column, number, parts)
             for row in items[: place + 1]:
                 if is_dense:
                     packed[first + row] += weight

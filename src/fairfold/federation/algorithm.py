@@ -59,7 +59,6 @@ class Algorithm(FrozenSettings):
         sends_weights: Whether an update is the weighted model itself; else a weighted change, or another sum.
         depends_on_model: Whether an update depends on the model that was sent; else it is never stale.
         serves_new_users: Whether a user's scores follow from the model and their own history alone.
-        DEFAULTS: Defaults of the other tables, by table and key.
     """
 
     kind: str
@@ -68,7 +67,6 @@ class Algorithm(FrozenSettings):
     sends_weights: ClassVar[bool] = False
     depends_on_model: ClassVar[bool] = True
     serves_new_users: ClassVar[bool] = False
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def incompatibility(self, settings: "Settings") -> str | None:
         """Say why the other tables do not go with this algorithm; None if they do."""

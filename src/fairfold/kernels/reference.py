@@ -220,14 +220,14 @@ def truncated_lengths(items: Tensor, begins: Tensor, ends: Tensor, max_items: in
 def listed_pairs(items: Tensor, begins: Tensor, lengths: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The position of every pair, an item with itself and all before it in the same history, and its weight."""
     start = torch.repeat_interleave(begins, lengths)
-    before = _ranges(lengths)
+    before = ranges(lengths)
     later = torch.repeat_interleave(torch.arange(len(start)), before + 1)
     column = items[start[later] + before[later]]
-    places = column * (column + 1) // 2 + items[start[later] + _ranges(before + 1)]
+    places = column * (column + 1) // 2 + items[start[later] + ranges(before + 1)]
     return places, torch.repeat_interleave(weights, lengths)[later]
 
 
-def _ranges(lengths: Tensor) -> Tensor:
+def ranges(lengths: Tensor) -> Tensor:
     """0, 1, … below each length, concatenated."""
     return torch.arange(int(lengths.sum())) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
 

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -33,13 +33,7 @@ class Tensors:
 
 
 class Method(FrozenSettings):
-    """Turns capacities into what clients hold.
-
-    Attributes:
-        DEFAULTS: Defaults of the other tables that go with the method, by table and key.
-    """
-
-    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Turns capacities into what clients hold."""
 
     method: str
     per_client: ClassVar[bool] = False  #: whether every client has a hash of its own

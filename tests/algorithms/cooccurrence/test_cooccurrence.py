@@ -89,7 +89,9 @@ def test_cohorts_and_their_order_do_not_matter(cohort: int | None) -> None:
 
 
 def test_small_clients_upload_a_shorter_prefix_in_secure_aggregation() -> None:
-    federation = co_occurrence_federation(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, privacy=SECURE)
+    federation = co_occurrence_federation(
+        tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, privacy=SECURE, run={"rounds": 1}
+    )
     plan, algorithm = federation.plan, federation.plan.algorithm
     assert isinstance(algorithm, CoOccurrence)
     assert isinstance(plan.architecture, CoOccurrenceArchitecture)
@@ -146,7 +148,8 @@ def test_no_row_is_of_an_item_that_no_client_uploads() -> None:
     seen, whole = (co_occurrence_federation(data, **of).plan.architecture.head for of in ({}, {"privacy": SECURE}))  # type: ignore[attr-defined]
     for capacities, share in (("4x-64x", 4), ("16x", 16)):
         assert co_occurrence_federation(data, fleet={"capacities": capacities}).plan.architecture.head == seen  # type: ignore[attr-defined]
-        federation = co_occurrence_federation(data, fleet={"capacities": capacities}, privacy=SECURE)
+        once = {"rounds": 1}
+        federation = co_occurrence_federation(data, fleet={"capacities": capacities}, privacy=SECURE, run=once)
         head = federation.plan.architecture.head  # type: ignore[attr-defined]
         assert head == cooccurrence.triangle_items(cooccurrence.triangle_size(whole) // share) < whole
         assert federation.plan.algorithm.upload_projection(federation.plan, 0).size == cooccurrence.triangle_size(head)  # type: ignore[attr-defined]

@@ -173,8 +173,8 @@ def test_support_is_counted_among_users_whose_clients_upload() -> None:
     """Under masks a rare item is spoken of by larger devices alone: so many of their users have to have it."""
     counts, masks = torch.arange(100, 0, -1), {"level": "secure"}
 
-    def head_of(capacities: str, least: float, **tables: Any) -> int:
-        settings = read_settings({"fleet": {"capacities": capacities}} | tables)
+    def head_of(capacities: str, least: float, rounds: int = 16, **tables: Any) -> int:
+        settings = read_settings({"fleet": {"capacities": capacities}, "run": {"rounds": rounds}} | tables)
         return covered_items(settings, PublicStatistics(300, 100), 100, counts, least)
 
     for least in (3, 10, 40):
@@ -182,6 +182,7 @@ def test_support_is_counted_among_users_whose_clients_upload() -> None:
         assert head_of("1x", least, privacy=masks) == enough  # all share of all
         assert head_of("1x-4x-16x", least) == enough  # and where answers may be seen
         assert head_of("16x", least, privacy=masks) == min(enough, 24)  # a sixteenth of the pairs
+        assert head_of("1x-4x-16x", least, 46, privacy=masks) == enough  # who sends all, in parts
         mixed = head_of("1x-4x-16x", least, privacy=masks)
         share = torch.tensor([1.0] * 24 + [2 / 3] * 25 + [1 / 3] * 51)  # of 24, 49 and 100 items
         assert bool((counts[:mixed] * share[:mixed] >= least).all())

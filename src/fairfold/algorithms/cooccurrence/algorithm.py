@@ -6,13 +6,13 @@ eigenvectors (:mod:`.solver`): a row W_j and two numbers a_j, b_j for every item
 b_j ⟨W_j, Σ a_i W_i⟩ over their history, and a little for each of j's nearest neighbors that they have: what λ holds
 down of rare items, neighbors bring back (:mod:`.scorer`). A new user needs their history alone.
 
-A client uploads at most as many bytes as its capacity is a share of the whole sum, and its model is cut to bytes by
-:mod:`fairfold.methods.truncated`; splits and solver settings are tuned (:mod:`.tuning`). Items outside the head, or
-beyond what a client holds, come last, in the order of popularity. A client that takes part again uploads what has
-changed, by the :class:`.SyncState` of each item, updated once the server has acknowledged. See docs/beyond.md.
+A client uploads at most as many bytes as its capacity is of the whole sum, in parts under masks (:mod:`.parts`),
+and its model is cut to bytes by :mod:`fairfold.methods.truncated`; splits and solver settings are tuned
+(:mod:`.tuning`). Items outside the head, or beyond what a client holds, come last, in the order of popularity. A client
+that takes part again uploads what has changed, by the :class:`.SyncState` of each item, updated once acknowledged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from typing import Any, ClassVar, Literal
@@ -23,9 +23,12 @@ from torch import Tensor
 
 from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
+from fairfold.algorithms.cooccurrence.parts import add_parts
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
+from fairfold.algorithms.cooccurrence.sync_state import is_dropped, is_uploaded
 from fairfold.algorithms.cooccurrence.tuning import QUALITY, Tuning
+from fairfold.algorithms.cooccurrence.uploads import CoOccurrenceUploads
 from fairfold.config.fleet import SecurePrivacy
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, BoundsContributions, FixedPointUpdates, PrivateReleases, Tunable
@@ -42,7 +45,6 @@ from fairfold.federation.updates import (
     ScheduledTask,
     State,
     Update,
-    add_vectors,
     nonzero_values,
     same_vectors,
     stored_vector,
@@ -62,7 +64,7 @@ TUNED_KEYS = (
 
 
 class CoOccurrence(
-    cooccurrence.CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases,
+    CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases,
     BoundsContributions,
 ):  # fmt: skip
     """Partial correlations of items from one co-occurrence sum.
@@ -108,9 +110,14 @@ class CoOccurrence(
     popularity_weight: float = Field(1.0, ge=0, le=100)
     tune: bool = True
 
+    @classmethod
+    def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Under masks small devices upload in parts, before and after tuning: rounds for all of them."""
+        return {**cls.DEFAULTS, "run": dict.fromkeys(cls.DEFAULTS["run"], cooccurrence.default_rounds(given))}
+
     def fixed_settings(self, settings: Any) -> dict[str, dict[str, Any]]:
         """Differential privacy permits one upload: one round."""
-        return {"run": {"rounds": 1, "evaluate_every": 1}} if is_private(settings) else {}
+        return {"run": dict.fromkeys(self.DEFAULTS["run"], 1)} if is_private(settings) else {}
 
     def inactive_keys(self, settings: Any) -> Sequence[str]:
         return ["privacy.clip", *(f"algorithm.{key}" for key in TUNED_KEYS if is_private(settings))]
@@ -143,16 +150,8 @@ class CoOccurrence(
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
         # A Krylov space of three times as many columns, and its image, are in memory while they are found.
         factors = min(settings.model.factors, max(low_rank.COLUMNS_AT_ONCE, low_rank.TABLE_NUMBERS // (2 * head)))
-        architecture = CoOccurrenceArchitecture(
-            public.num_items,
-            public.num_users,
-            head,
-            factors,
-            users,
-            length,
-            self.neighbor_weight > 0 and not private,
-            whole,
-        )
+        sizes = (public.num_items, public.num_users, head, factors, users, length)
+        architecture = CoOccurrenceArchitecture(*sizes, self.neighbor_weight > 0 and not private, whole)
         architecture.min_support, architecture.streamed = self.support, self.streamed
         most = cooccurrence.max_items(settings, public)
         if counts is not None and cooccurrence.num_supported(counts, self.support) > most:
@@ -165,7 +164,8 @@ class CoOccurrence(
         if model.tuning is None:
             assert isinstance(plan.method, Truncated)
             budgets = [plan.method.budget(model.tensors, capacity) for capacity in plan.capacities]
-            model.tuning = Tuning.of(budgets, model, plan.settings.run.rounds if self.tune else 0)
+            parts = cooccurrence.num_parts(plan.settings, plan.public)
+            model.tuning = Tuning.of(budgets, model, plan.settings.run.rounds if self.tune else 0, parts)
         return model.tuning
 
     def resolve(self, plan: Plan, state: State) -> Plan:
@@ -176,16 +176,17 @@ class CoOccurrence(
         fleet, privacy = plan.settings.fleet, plan.settings.privacy
         everybody = fleet.clients_per_round is None and fleet.asynchronous.is_synchronous
         schedule, rounds = self.tuning(plan).schedule, plan.settings.run.rounds
-        if not everybody or not schedule.num_candidates or round_number in (0, schedule.end):  # there is news from all
+        if not everybody or not schedule.num_candidates or schedule.uploads(round_number):  # there is news from all
             return 1.0
         least = float(tuning.MIN_PANEL)
         if isinstance(privacy, SecurePrivacy):  # as many of every size as a sum has to hide
             smallest = min(fleet.shares) / sum(fleet.shares) if fleet.shares else 1 / len(plan.capacities)
             least = max(least, 2 * privacy.min_cohort / smallest)
-        return tuning.panel_share(rounds - 2, model_of(plan).num_known_users, least)
+        return tuning.panel_share(rounds - 2 * schedule.parts, model_of(plan).num_known_users, least)
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
-        schedule, upload = self.tuning(plan).schedule, self.upload_projection(plan, size).size
+        schedule = self.tuning(plan).schedule
+        upload = self.upload_projection(plan, size, schedule.part(round_number)).size
         if schedule.candidate(round_number) is not None:
             upload = tuning.REPORT_SIZE
         elif USERS in plan.public.statistics:
@@ -202,11 +203,11 @@ class CoOccurrence(
         if is_private(plan.settings):
             shares = gram.item_shares(plan.public.statistics[COUNTS], model.head)
             shared[cooccurrence.ITEM_SHARES] = shares.to(like.dtype)
-        found = []
+        found, schedule = [], self.tuning(plan).schedule
         for task in super().tasks(self.resolve(plan, state), state, sizes):
             context: dict[str, Projection] = {QUALITY: tuning.REPORT_PROJECTION}
-            if self.tuning(plan).schedule.candidate(state.round_number) is None:
-                context = {SUM: self.upload_projection(plan, task.size)}
+            if schedule.candidate(state.round_number) is None:
+                context = {SUM: self.upload_projection(plan, task.size, schedule.part(state.round_number))}
             extra = shared | {REQUEST: like.new_tensor([*request, self.max_items_of(plan, task.size)])}
             found.append(replace(task, vectors=task.vectors | extra, context=context))
         return self.with_streams(plan, state.full, found)
@@ -235,7 +236,7 @@ class CoOccurrence(
         self, plan: Plan, task: ClientTask, items: Tensor, lengths: Tensor, states: Tensor, before: Tensor
     ) -> tuple[Update, Weights]:
         """How well a candidate finds held-out items by the others, and the local state afterwards."""
-        present = ~cooccurrence.is_dropped(states)
+        present = ~is_dropped(states)
         mine, counts = cooccurrence.select_items(items, lengths, present)
         _, candidate, share, _ = task.vectors[REQUEST].tolist()
         double = replace(task, vectors={name: vector.double() for name, vector in task.vectors.items()})
@@ -243,7 +244,7 @@ class CoOccurrence(
             self.task_scorer(double),
             mine,
             counts,
-            cooccurrence.is_uploaded(states[present]),
+            is_uploaded(states[present]),
             before,
             is_default=candidate == 0,
             share=share,
@@ -259,12 +260,9 @@ class CoOccurrence(
         problem = super().validate_update(plan, task, update)
         if problem is not None or update is None:
             return problem
-        most = update.weight * (1 + 1e-5)
         if SUM in update.sums:
-            most *= cooccurrence.triangle_items(task.context[SUM].size) ** (1 - self.history_exponent)
-            most *= 2 if task.round_number else 1  # a later update retracts an earlier one: twice the norm at most
-            return "a norm above that of its users" if cooccurrence.frobenius_norm(update.sums[SUM]) > most else None
-        return None if tuning.is_possible(update.sums[QUALITY], most) else "reports above one per user"
+            return self.norm_problem(task, update)
+        return tuning.problem(update.sums[QUALITY], update.weight * (1 + 1e-5))
 
     def check_contribution(
         self, plan: Plan, task: ClientTask, update: Update, held: Weights, users: int, seed: int
@@ -280,24 +278,27 @@ class CoOccurrence(
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
         size = cooccurrence.triangle_size(model_of(plan).head)
         before = vector_in(state.algorithm_state.get(SUM, {}), SUM, size)
-        uploads = list[Tensor]()
+        uploads = list[tuple[Projection, Tensor]]()
         reports = dict(state.algorithm_state.get(QUALITY, {}))
         for task, update in aggregate.parts():
             if SUM in update.sums:
-                uploads.append(update.sums[SUM])
+                uploads.append((task.context[SUM], update.sums[SUM]))
             else:
                 self.tuning(plan).add_report(reports, task.round_number, task.size, update.sums[QUALITY])
-        sums = add_vectors(before, uploads, size)
+        sums = add_parts(before, uploads, size)
         held = {SUM: stored_vector(SUM, sums)} | ({QUALITY: reports} if reports else {})
         algorithm_state = state.algorithm_state | held
         after = State(state.full, state.round_number + 1, algorithm_state)
         chosen = self.solver_settings(plan, after)
-        stored = torch.tensor(chosen, dtype=torch.float64)
-        last = state.algorithm_state.get(SOLVER, {}).get(SOLVER)
+        stored, last = torch.tensor(chosen, dtype=torch.float64), state.algorithm_state.get(SOLVER, {}).get(SOLVER)
         unchanged = before is not None and last is not None and same_vectors(sums, before) and stored.equal(last)
         if unchanged or not bool(nonzero_values(sums).any()):
             return after
-        dtype, draft = state.full[ROWS].dtype, after.round_number < self.tuning(plan).schedule.end
+        schedule = self.tuning(plan).schedule
+        if not schedule.completes(state.round_number, plan.settings.run.rounds):
+            algorithm_state.pop(SOLVER, None)  # solved when all parts are here
+            return after
+        dtype, draft = state.full[ROWS].dtype, after.round_number < schedule.end
         solved = {name: of.to(dtype).reshape(-1) for name, of in self.solve(plan, sums, chosen, draft).items()}
         return State(state.full | solved, after.round_number, algorithm_state | {SOLVER: {SOLVER: stored}})
 

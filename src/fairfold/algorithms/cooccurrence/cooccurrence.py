@@ -8,42 +8,37 @@ down to a multiple of 2⁻¹⁶. Sums of such numbers below 256 are exact in sin
 matrix has a norm above n^(1 − κ). Under differential privacy κ is 1, and so is the norm.
 
 *Uploads.* In plain aggregation a client sends the shorter of two: all numbers, or the nonzero ones with their
-positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for.
+positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for, over
+as many rounds as there are for it, a part in each (:mod:`.parts`).
 
 *Length.* A triangle of up to ``MAX_DENSE`` numbers is held as it is. Of a longer one the server's sum, too, holds what
 is nonzero alone. Where noise or masks need all numbers, there are no more than ``MASKED_ITEMS`` items.
 """
 
-from enum import IntEnum
-from math import isqrt
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from math import ceil, isqrt
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.scorer import ROWS, CoOccurrenceArchitecture
-from fairfold.algorithms.incremental import IncrementalAlgorithm
-from fairfold.config.fleet import DifferentialPrivacy
+from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart
+from fairfold.algorithms.cooccurrence.scorer import CoOccurrenceArchitecture
+from fairfold.config.fleet import DifferentialPrivacy, FleetSettings
 from fairfold.data import Interactions
-from fairfold.errors import InvalidMessage
-from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of
+from fairfold.errors import InvalidCapacity
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import (
     MAX_DENSE,
-    ClientTask,
     PublicStatistics,
     SparseSum,
-    Update,
     nonzero_values,
     sparse_vector,
 )
 from fairfold.kernels import ops
 from fairfold.kernels.reference import PAIRS_AT_ONCE, listed_pairs, truncated_lengths
 from fairfold.methods.truncated import TruncatedTensors
-from fairfold.privacy import gram
 from fairfold.subspace import Capacity, parse_scheme
-from fairfold.subspace.blocks import LeadingBlock
-from fairfold.typing import FLOAT_BYTES, Weights
 
 UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
 BLOCK = 256  # columns mirrored at a time
@@ -54,32 +49,8 @@ USERS = "users"  # name of the statistic of users, items and pairs
 ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
 MASKED_ITEMS = 8_000  # items at most where a client sends all numbers of a triangle
 LONGEST_UPLOAD = 2_048  # items of one user of which pairs are listed: the most popular ones; two million pairs
+CANDIDATE_ROUNDS = 14  # rounds that are left to candidates before uploads are cut into parts
 SYNC_STATE = "sync_state"  # name of the local state: for each sample, what the server's sum holds of it
-
-
-class SyncState(IntEnum):
-    """Whether the server's sum holds an item of a client's history, and whether the user still has it."""
-
-    DROPPED = -1
-    NEW = 0
-    UPLOADED = 1
-    RETRACT = 2
-
-
-def is_dropped(states: Tensor) -> Tensor:
-    """Which items a user no longer has."""
-    return (states == SyncState.DROPPED) | (states == SyncState.RETRACT)
-
-
-def is_uploaded(states: Tensor) -> Tensor:
-    """Which items the server's sum holds."""
-    return states > SyncState.NEW
-
-
-def sync_states(uploaded: Tensor, dropped: Tensor) -> Tensor:
-    """The :class:`SyncState` of each item, from what the sum holds and what the user no longer has."""
-    present = uploaded.to(torch.get_default_dtype())
-    return torch.where(dropped, 3 * present - 1, present)
 
 
 def triangle_size(items: int) -> int:
@@ -113,13 +84,18 @@ def unpack_triangle(packed: Tensor) -> Tensor:
     return full
 
 
-def frobenius_norm(packed: Tensor) -> float:
-    """Frobenius norm of the symmetric matrix of a packed triangle, dense or sparse."""
+def frobenius_norm(packed: Tensor, places: Tensor | None = None) -> float:
+    """Frobenius norm of the symmetric matrix of a packed triangle, dense or sparse, or of a part of it.
+
+    ``places``: where a part has elements of the diagonal.
+    """
     values = nonzero_values(packed)
-    if packed.is_sparse:
-        places = packed.coalesce().indices()[0]
-        columns = columns_of(places)
-        diagonal = values[places == columns * (columns + 3) // 2].double()
+    if places is not None:
+        diagonal = values[places].double()
+    elif packed.is_sparse:
+        listed = packed.coalesce().indices()[0]
+        columns = columns_of(listed)
+        diagonal = values[listed == columns * (columns + 3) // 2].double()
     else:
         items = torch.arange(triangle_items(len(packed)))
         diagonal = packed[torch.div(items * (items + 3), 2, rounding_mode="floor")].double()
@@ -162,9 +138,44 @@ def max_items(settings: Any, public: PublicStatistics) -> int:
     return min(least, MASKED_ITEMS) if settings.privacy.uses_secure_aggregation else least
 
 
+def share_of(settings: Any, public: PublicStatistics, capacity: Capacity) -> float:
+    """The part of all numbers that a client may upload in a round."""
+    share: float = settings.subspace.share(TruncatedTensors({}, {}, catalogue=public.num_items), capacity)
+    return share
+
+
+def num_parts(settings: Any, public: PublicStatistics) -> int:
+    """Rounds over which clients upload all numbers: as many as the smallest size needs, and as there are.
+
+    More than one where all of them take part in every round, and all numbers are sent: under masks without noise.
+    """
+    fleet, everybody = settings.fleet, settings.fleet.clients_per_round is None
+    masked = settings.privacy.uses_secure_aggregation and not is_private(settings)
+    if not (masked and everybody and fleet.asynchronous.is_synchronous):
+        return 1
+    least = min(share_of(settings, public, capacity) for capacity in parse_scheme(fleet.capacities))
+    rounds: int = settings.run.rounds
+    free = (rounds - CANDIDATE_ROUNDS) // 2 if settings.algorithm.tune else rounds
+    return max(1, min(ceil(1 / least - 1e-9), free, MAX_PARTS))
+
+
+def default_rounds(given: Mapping[str, Any]) -> int:
+    """Rounds for all candidates, and for the parts that the smallest size needs, of settings that were given."""
+    tables = [keys if isinstance(keys, Mapping) else {} for keys in (given["privacy"], given["fleet"])]
+    parts, (privacy, fleet) = 1, tables
+    if privacy.get("level") == "secure" and fleet.get("clients_per_round") in (None, "none"):
+        try:
+            scheme = parse_scheme(fleet.get("capacities", FleetSettings.model_fields["capacities"].default))
+        except InvalidCapacity:  # which is refused elsewhere
+            scheme = []
+        needed = [MAX_PARTS if one.share is None else ceil(1 / one.share) for one in scheme]
+        parts = max(1, min(MAX_PARTS, max(needed, default=1)))
+    return CANDIDATE_ROUNDS + 2 * parts
+
+
 def max_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
     """The most items of which a client can upload all pairs: in the plain of its history, value and position each."""
-    share = settings.subspace.share(TruncatedTensors({}, {}, catalogue=public.num_items), capacity)
+    share = min(1.0, share_of(settings, public, capacity) * num_parts(settings, public))
     plain = not settings.privacy.uses_secure_aggregation
     per_pair = 2 if share < 1 and plain else 1
     most = min(whole, LONGEST_UPLOAD) if plain and triangle_size(whole) > MAX_DENSE else whole
@@ -233,6 +244,10 @@ class CoOccurrenceUpload(NamedTuple):
         """The packed sum over the leading items."""
         return ops.pair_sums(self.items, self.begins, self.ends, self.weights.to(dtype), leading)
 
+    def part(self, wanted: TrianglePart, dtype: torch.dtype) -> Tensor:
+        """A part of the packed sum over the leading items."""
+        return wanted.sum(self.items, self.begins, self.ends, self.weights.double()).to(dtype)
+
     def shortest(self, leading: int, dtype: torch.dtype) -> Tensor:
         """The packed sum, sparse where that takes fewer bytes; nothing of its full size is then allocated."""
         lengths, size = truncated_lengths(self.items, self.begins, self.ends, leading), triangle_size(leading)
@@ -257,73 +272,3 @@ def model_of(plan: Plan) -> CoOccurrenceArchitecture:
     """The architecture of a plan of this algorithm."""
     assert isinstance(plan.architecture, CoOccurrenceArchitecture)
     return plan.architecture
-
-
-class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
-    """The statistics and uploads of clients: one half of the algorithm."""
-
-    supports_retraction: ClassVar[bool] = True
-    sparse_sums: ClassVar = frozenset({SUM})
-    history_exponent: float
-
-    def statistics(self, settings: Any) -> dict[str, Statistic]:
-        return {COUNTS: Statistic(True, UNIT if is_private(settings) else 1), USERS: Statistic(False, 1, True)}
-
-    def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
-        private = is_private(settings)
-        sums = {COUNTS: count_of(histories, items, gram.count_weights(histories) if private else None)}
-        if items.start == 0:
-            plain = not settings.privacy.uses_secure_aggregation
-            sums[USERS] = user_totals(histories, lengths=not private, pairs=plain)
-        return Update(sums, float(histories.num_users))
-
-    def numbering(self, plan: Plan) -> Tensor | None:
-        counts = plan.public.statistics[COUNTS]
-        ordered = bool((counts[:-1] >= counts[1:]).all())
-        return None if ordered else counts.argsort(descending=True, stable=True).argsort()
-
-    def upload_projection(self, plan: Plan, size: int) -> LeadingBlock:
-        """The prefix of the co-occurrence sum that clients of a size upload."""
-        model = model_of(plan)
-        private = is_private(plan.settings)  # as much as a client would of all items
-        most = max_items(plan.settings, plan.public) if private else model.whole
-        items = num_uploaded_items(plan.settings, plan.public, plan.capacities[size], most)
-        return LeadingBlock((triangle_size(model.head),), (triangle_size(min(model.head, items)),))
-
-    def max_update_bytes(self, plan: Plan, size: int) -> int:
-        """Bytes of all numbers: no list of pairs is longer. Where they are too many, of one user's longest list."""
-        whole = self.upload_projection(plan, size).size
-        listed = 3 * triangle_size(min(LONGEST_UPLOAD, model_of(plan).head))  # a position may take twice a value
-        return min(whole, max(MAX_DENSE, listed)) * FLOAT_BYTES
-
-    def max_items_of(self, plan: Plan, size: int) -> int:
-        """The most items of which clients of a size can upload all pairs."""
-        return max_uploaded_items(plan.settings, plan.public, plan.capacities[size], model_of(plan).whole)
-
-    def upload(
-        self, plan: Plan, task: ClientTask, items: Tensor, lengths: Tensor, states: Tensor, wanted: Tensor
-    ) -> tuple[Update, Weights]:
-        """The change of the co-occurrences of some histories, or of the wanted part, and the sync states afterwards."""
-        uploaded, dropped = is_uploaded(states), is_dropped(states)
-        now = ~dropped & (uploaded | wanted)
-        leading = triangle_items(task.context[SUM].size)
-        dtype = task.vectors[ROWS].dtype
-        if is_private(plan.settings):
-            shares = task.vectors.get(ITEM_SHARES)
-            if shares is None or shares.shape != (task.projections[ROWS].shape[0],):
-                raise InvalidMessage("a task without shares of items", "a share for each item", "Check both sides.")
-            sums = gram.private_sum(items, lengths, shares, leading).to(dtype)
-        else:
-            secure = plan.settings.privacy.uses_secure_aggregation
-            known = items < task.projections[ROWS].shape[0]
-            limit = len(items) if secure else int(task.vectors[REQUEST][3])
-            parts = (now & known, uploaded & known)
-            upload = CoOccurrenceUpload.changes(items, lengths, *parts, limit, self.history_exponent)
-            sums = upload.dense(leading, dtype) if secure else upload.shortest(leading, dtype)
-        return Update({SUM: sums}, float(len(lengths))), {SYNC_STATE: sync_states(now, dropped)[:, None]}
-
-    def sample_state_shapes(self, plan: Plan) -> dict[str, int]:
-        return {SYNC_STATE: 1}
-
-    def mark_lost(self, local_state: Weights, lost: Tensor) -> None:
-        local_state[SYNC_STATE] = sync_states(is_uploaded(local_state[SYNC_STATE]), lost[:, None])

@@ -93,12 +93,26 @@ class TuningSchedule:
 
     first: int  # rounds before the first candidate
     num_candidates: int
+    parts: int = 1  # rounds in which one upload is sent
 
     @classmethod
-    def of(cls, rounds: int, wanted: int) -> "TuningSchedule":
-        """Schedule as many candidates as leave a round before them and one after; half of the others come before."""
-        count = max(0, min(wanted, rounds - 2))
-        return cls((rounds - count) // 2 if count else 0, count)
+    def of(cls, rounds: int, wanted: int, parts: int = 1) -> "TuningSchedule":
+        """Schedule as many candidates as leave an upload before them and one after; half of the others come before."""
+        count = max(0, min(wanted, rounds - 2 * parts))
+        return cls((rounds - count) // 2 if count else 0, count, parts)
+
+    def part(self, round_number: int) -> int:
+        """The part of the sum that is uploaded in a round."""
+        return (round_number - (self.end if round_number >= self.end else 0)) % self.parts
+
+    def uploads(self, round_number: int) -> bool:
+        """Whether clients have news in a round that tries no candidate: all parts of what they had not sent before."""
+        return round_number < self.parts or 0 <= round_number - self.end < self.parts
+
+    def completes(self, round_number: int, rounds: int) -> bool:
+        """Whether a round leaves no part of an upload to wait for before a model is solved for."""
+        ends = round_number + 1 in (self.first, rounds) or self.candidate(round_number) is not None
+        return ends or self.part(round_number) == self.parts - 1
 
     def candidate(self, round_number: int) -> int | None:
         """The candidate of a round; None where it tries none."""
@@ -154,8 +168,8 @@ class Tuning:
     sizes: list[list[TruncatedSizes | None]]  # what clients hold under each split
 
     @classmethod
-    def of(cls, budgets: list[int], model: CoOccurrenceArchitecture, rounds: int) -> "Tuning":
-        """The candidates for a model in a run of some rounds."""
+    def of(cls, budgets: list[int], model: CoOccurrenceArchitecture, rounds: int, parts: int = 1) -> "Tuning":
+        """The candidates for a model in a run of some rounds, where an upload comes in some parts."""
         known = (model.head, model.columns, model.num_known_users, model.neighbors, model.whole, model.streamed)
         splits = [candidate_splits(budget, *known) for budget in budgets]
         listed = model.dense[PAIRS][0]
@@ -165,7 +179,7 @@ class Tuning:
             return sizes and replace(sizes, pairs=min(sizes.pairs, listed))
 
         sizes = [[sizes_of(budget, split) for split in of] for budget, of in zip(budgets, splits, strict=True)]
-        schedule = TuningSchedule.of(rounds, max(map(len, splits)) + len(SOLVER_CANDIDATES) - 1)
+        schedule = TuningSchedule.of(rounds, max(map(len, splits)) + len(SOLVER_CANDIDATES) - 1, parts)
         return cls(budgets, splits, model.columns, schedule, sizes)
 
     @property
@@ -263,10 +277,11 @@ def _description(held: Mapping[str, Projection]) -> str:
     return phrase
 
 
-def is_possible(report: Tensor, users: float) -> bool:
-    """Whether so many users can have sent a sum of reports."""
+def problem(report: Tensor, users: float) -> str | None:
+    """Why so many users cannot have sent a sum of reports, or None."""
     count, quality, better, squares = report.tolist()
-    return bool(0 <= count <= users and 0 <= quality <= users and abs(better) <= users and 0 <= squares <= users)
+    good = 0 <= count <= users and 0 <= quality <= users and abs(better) <= users and 0 <= squares <= users
+    return None if good else "reports above one per user"
 
 
 def scatter(values: Tensor) -> Tensor:

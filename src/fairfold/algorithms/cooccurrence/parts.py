@@ -1,0 +1,118 @@
+"""Parts of the packed triangle: what a device without room for all of it sends in each of several rounds.
+
+Part p of P has the columns p, p + P, p + 2P, … of the triangle, one after the other. The pairs of the leading items are
+a prefix of every part, as they are of the whole: so sizes nest in each part, and P rounds send all of it. What a client
+has sent of each part is remembered with each of its items, as the bits of its sync state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fairfold.federation.updates import add_vectors
+from fairfold.kernels.reference import PAIRS_AT_ONCE, ranges, truncated_lengths
+from fairfold.subspace.blocks import LeadingBlock
+from fairfold.subspace.projection import Projection, register_projection
+
+MAX_PARTS = 16  # bits of a sync state, of which single precision holds 23; a first model waits for so many rounds
+
+
+def num_columns(items: int, part: int, parts: int) -> int:
+    """Number of columns of a part among those of the leading items."""
+    return max(0, -(-(items - part) // parts))
+
+
+def part_size(items: int, part: int = 0, parts: int = 1) -> int:
+    """Number of elements of a part of the packed triangle over some items."""
+    columns = num_columns(items, part, parts)
+    return columns * (part + 1) + parts * columns * (columns - 1) // 2
+
+
+@register_projection
+@dataclass(frozen=True)
+class TrianglePart(LeadingBlock):
+    """A part of the pairs of leading items: every P-th column of the ``kept`` numbers of the triangle."""
+
+    kind: ClassVar[str] = "triangle part"
+    part: int
+    parts: int
+
+    @property
+    def items(self) -> int:
+        """The number of leading items whose pairs are kept."""
+        return (isqrt(8 * self.kept[0] + 1) - 1) // 2
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return part_size(self.items, self.part, self.parts)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return torch.arange(self.part, max(self.part, self.items), self.parts) + 1
+
+    @property
+    def diagonal(self) -> Tensor:
+        """Positions in the part at which an item meets itself."""
+        return self._lengths.cumsum(0) - 1
+
+    def places(self) -> Tensor:
+        """The position in the triangle of each number of the part."""
+        columns, begins = self._lengths - 1, self._lengths.cumsum(0) - self._lengths
+        first = columns * (columns + 1) // 2 - begins
+        return torch.repeat_interleave(first, self._lengths) + torch.arange(self.size)
+
+    def sum(self, items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
+        """The part of Σ weight · x xᵀ over histories; see :func:`fairfold.kernels.reference.pair_sums`."""
+        lengths = truncated_lengths(items, begins, ends, self.items)
+        before, owner = ranges(lengths), torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        columns = items[begins[owner] + before]
+        mine = columns % self.parts == self.part
+        counts, owner, number = (
+            before[mine] + 1,
+            owner[mine],
+            torch.div(columns[mine], self.parts, rounding_mode="floor"),
+        )
+        first = number * (self.part + 1) + self.parts * torch.div(number * (number - 1), 2, rounding_mode="floor")
+        total = torch.zeros(self.size, dtype=torch.float64)
+        batches = counts.cumsum(0) // PAIRS_AT_ONCE
+        for batch in torch.unique(batches):
+            here = slice(*torch.searchsorted(batches, torch.stack([batch, batch + 1])).tolist())
+            of = torch.repeat_interleave(torch.arange(here.start, here.stop), counts[here])
+            rows = items[begins[owner[of]] + ranges(counts[here])]
+            total.index_add_(0, first[of] + rows, weights[owner[of]])
+        return total
+
+    def reduce(self, full: Tensor) -> Tensor:
+        return full[self.places()]
+
+    def recover(self, compact: Tensor) -> Tensor:
+        return compact.new_zeros(self.shape[0]).index_copy_(0, self.places(), compact)
+
+    def description(self) -> dict[str, Any]:
+        return super().description() | {"part": [self.part, self.parts]}
+
+    @classmethod
+    def from_description(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
+        whole = LeadingBlock.from_description(shape, facts)
+        part, parts = (int(number) for number in facts["part"])
+        if not 0 <= part < parts <= MAX_PARTS:
+            raise ValueError(f"part {part} of {parts} of a triangle")
+        found = cls(whole.shape, whole.kept, part, parts)
+        if part_size(found.items) != whole.kept[0]:
+            raise ValueError(f"{whole.kept[0]} numbers of a triangle")
+        return found
+
+
+def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]], size: int) -> Tensor:
+    """The sum in double precision of a packed triangle and uploads of its leading numbers, or of parts of these."""
+    whole = [upload for block, upload in uploads if not isinstance(block, TrianglePart)]
+    parts = [(block, upload) for block, upload in uploads if isinstance(block, TrianglePart)]
+    total = add_vectors(before, whole, size) if whole or not parts or before is None else before.clone()
+    for block, upload in parts:
+        total.index_add_(0, block.places(), upload.double())
+    return total
