@@ -17,7 +17,9 @@ import torch
 
 from fairfold.config.files import load_settings
 from fairfold.data import Interactions
+from fairfold.federation import robust
 from fairfold.federation.federation import load_interactions, load_unnumbered
+from fairfold.federation.robust import TIMES
 from fairfold.privacy.audit.fleet import promotion, quality_under_attack
 
 GRADIENT: dict[str, Any] = {
@@ -27,14 +29,18 @@ GRADIENT: dict[str, Any] = {
 }  # fmt: skip
 ATTACKS = ("at the bound", "turned round", "a little", "noise")
 RULES = ("delta", "clipped", "trimmed", "median", "multi-krum")
+UNBOUNDED = "unbounded"  # the mean without the bound that a server sets by default
 
 
 def gradient(data: str, rules: list[str], hostile: list[int], rounds: int, devices: int, seed: int) -> None:
     """Lines of local SGD."""
     for rule in rules:
         share = {"algorithm.byzantine_share": 0.2} if rule in ("trimmed", "multi-krum") else {}
+        robust.TIMES = float("inf") if rule == UNBOUNDED else TIMES
         changes = GRADIENT | {"data.name": data, "run.rounds": rounds, "run.evaluate_every": rounds, "run.seed": seed}
-        settings = load_settings(None, changes | {"algorithm.aggregation": rule} | share)
+        settings = load_settings(
+            None, changes | {"algorithm.aggregation": "delta" if rule == UNBOUNDED else rule} | share
+        )
         loaded = load_unnumbered(settings)[0]
         for number in hostile:
             for attack in ATTACKS if number else ("",):
@@ -80,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["gradient", "promotion"])
     parser.add_argument("--data", default="ml-100k")
-    parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--rules", nargs="+", default=list(RULES), help=f"of local SGD; also {UNBOUNDED}")
     parser.add_argument("--hostile", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--claims", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=30)

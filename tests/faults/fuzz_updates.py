@@ -71,12 +71,12 @@ def numbers(source: numpy.random.Generator, honest: Numbers, weight: float = 1.0
 
 def spoil(source: numpy.random.Generator, reply: Message, first: dict[str, Numbers]) -> None:
     """Change a reply into another one of its form, with the numbers' places and sizes of the device's first one."""
-    arrays, said = reply.content[ARRAYS], facts(reply)
+    arrays, given = reply.content[ARRAYS], facts(reply)
     assert isinstance(arrays, ArrayRecord)
     first.update(first or {name: array.numpy().copy() for name, array in arrays.items()})
     weight = float(source.choice(WEIGHTS))
     if source.random() < 0.8:
-        said["weight"] = weight
+        given["weight"] = weight
     for name, values in first.items():
         own = values if name.endswith(INDICES) or source.random() < 0.1 else numbers(source, values, weight)
         limits = numpy.finfo(values.dtype) if values.dtype.kind == "f" else numpy.iinfo(values.dtype)
