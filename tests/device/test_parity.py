@@ -23,18 +23,22 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
-from fairfold.device import gradient, masked
+from fairfold.device import encoding, gradient, masked, offline
+from fairfold.device.cooccurrence import streamed_part
+from fairfold.device.encoding import ENCODING_FILE
 from fairfold.device.records import Records, pack_records, parse_records
 from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import DeviceStore
-from fairfold.device.stored_model import MODEL_FILE
+from fairfold.device.stored_model import MODEL_FILE, read_model
 from fairfold.device.tasks import SmallDevice
-from fairfold.errors import RequestRefused
+from fairfold.errors import InvalidMessage, RequestRefused
 from fairfold.federation import noise as federation_noise
-from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app
+from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, device_model, make_client_app
 from fairfold.flower.client_store import ClientStore
 from fairfold.flower.wire import client_settings
 from fairfold.privacy.ledger import remember_privacy
+from fairfold.subspace.packed import QuantizedRows
+from fairfold.subspace.projection import make_projection
 from tests.support.settings import make_settings
 
 ITEMS, USERS = 60, 24
@@ -88,6 +92,8 @@ class Twins:
             self.compare_states(state, device.folder)
             if message.metadata.message_type == "query.model":
                 assert (device.folder / MODEL_FILE).read_bytes() == (state / MODEL_FILE).read_bytes()
+            if message.metadata.message_type == "query.rows":
+                assert (device.folder / ENCODING_FILE).read_bytes() == (state / ENCODING_FILE).read_bytes()
         except NeedsWorker:
             self.left.append(message.metadata.message_type)
             copytree(state, device.folder, dirs_exist_ok=True)  # on a device the two share one folder
@@ -171,6 +177,37 @@ def test_histories_encoded_by_rows_that_pass_by_have_the_worker_s_bits(tmp_path:
     received = strategy.open_round.bytes_down
     held = [one.bytes() for one in strategy.plan.assignments(0)]
     assert sum(received.values()) > sum(held)
+
+
+def test_after_a_model_the_rows_of_all_items_pass_by_and_a_device_keeps_the_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In many small blocks; a user whose history changes is encoded by the device's own rows, as is a new one."""
+    monkeypatch.setattr(device_model, "ROW_BYTES_AT_ONCE", 200)
+    files = write_files(tmp_path, 4, per_device=8)
+    twins = Twins(tmp_path, files, ["1x", "16x", "64x"])
+    algorithm = {"kind": "co_occurrence", "streamed": True, "support": 1}
+    strategy = run(twins, 2, capacities="1x-16x-64x", algorithm=algorithm)
+    assert not twins.problems
+    assert not twins.left
+    assert twins.compared.count("query.rows") > 4
+    assert not (tmp_path / "small/0" / ENCODING_FILE).exists()  # it holds all rows
+    state, device = strategy.progress.state, twins.device(2, "small")
+    model = read_model(device.folder)
+    part = make_projection(streamed_part(model.metadata["projections"]["rows"], model.metadata["settings"])["stream"])
+    assert isinstance(part, QuantizedRows)
+    table = part.reduce(state.full["rows"]).view(part.kept)
+    for user, items in device.file.histories(ITEMS).items():
+        ranks = model.ranks(list(items))
+        kept = encoding.kept_sum(device.folder, model, user, ranks)
+        assert kept == pytest.approx((table[ranks, :1] * table[ranks, 2:]).sum(0).tolist(), rel=1e-5, abs=1e-5)
+        assert offline.recommend(device.folder, model, user, items, 5) == model.recommend(list(items), 5, kept)
+        assert encoding.kept_sum(device.folder, model, user, ranks[1:]) is None
+        assert encoding.kept_sum(device.folder, model, "new", ranks) is None
+        assert offline.recommend(device.folder, model, "new", items, 5) == model.recommend(list(items), 5)
+    again = {"first": 4}
+    with pytest.raises(InvalidMessage, match="those that follow"):
+        encoding.keep_sums(device.folder, bytes(part.kept[1]), again, lambda _: {}, "")
 
 
 def test_replies_in_half_precision_have_the_worker_s_bits(tmp_path: Path) -> None:

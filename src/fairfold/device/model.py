@@ -149,8 +149,11 @@ class CoOccurrenceModel:
         first = min(int(place), len(curve) - 2)
         return math.exp(curve[first] + (curve[first + 1] - curve[first]) * (place - first))
 
-    def scores(self, history: Sequence[int], count: int) -> Any:
-        """Scores of the first ``count`` items in single precision; minus infinity where the history gives none."""
+    def scores(self, history: Sequence[int], count: int, encoded: Sequence[float] | None = None) -> Any:
+        """Scores of the first ``count`` items in single precision; minus infinity where the history gives none.
+
+        ``encoded`` is the history's sum where it is known already.
+        """
         has = bytearray(self.reach)
         history_sum = [0.0] * (len(self.rows[0]) if self.rows else 0)
         for item in history:
@@ -162,7 +165,8 @@ class CoOccurrenceModel:
                     total + factor * number for total, number in zip(history_sum, self.rows[item], strict=True)
                 ]
         if self.passing is not None:
-            history_sum = encode(self.passing, len(history_sum), history)
+            encoded = encode(self.passing, len(history_sum), history)
+        history_sum = history_sum if encoded is None else list(encoded)
         added = [0.0] * max(count, self.reach)
         for source, scored, value in self.links:
             if has[source]:

@@ -5,7 +5,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
-from fairfold.device import gradient, ratings
+from fairfold.device import encoding, gradient, ratings
 from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import DeviceStore
 from fairfold.device.stored_model import LEADING, StoredModel
@@ -20,7 +20,8 @@ def recommend(
     Raises :class:`NeedsWorker` for a model that torch alone scores.
     """
     if model.kind == "co_occurrence":
-        return model.recommend(list(history), top)
+        encoded = encoding.kept_sum(folder, model, user, model.ranks(list(history)))
+        return model.recommend(list(history), top, encoded)
     state, settings = DeviceStore(folder).load(), model.metadata["settings"]
     if state.numbering and LEADING not in model.tensors:
         needed = "the order in which the run numbers items"

@@ -54,20 +54,29 @@ class StoredModel:
         packed = {name: self.tensors[name].tobytes() for name in projections}
         return CoOccurrenceModel(packed, projections, float(self.metadata["settings"]["algorithm"]["pair_weight"]))
 
-    def scores(self, history: Sequence[int]) -> list[float]:
+    def scores(self, history: Sequence[int], encoded: Sequence[float] | None = None) -> list[float]:
         """Scores of the leading items by their ranks; minus infinity where the history gives none."""
         reach = self._model.reach
-        informative = any(item < reach for item in history)
-        return list(self._model.scores(history, reach)) if informative else [-inf] * reach
+        informative = encoded is not None or any(item < reach for item in history)
+        return list(self._model.scores(history, reach, encoded)) if informative else [-inf] * reach
 
-    def recommend(self, history: Sequence[int], top: int) -> list[tuple[int, float | None]]:
-        """The best items outside a history with their scores (or None); of equal ones the more popular come first."""
+    def ranks(self, history: Sequence[int]) -> list[int]:
+        """The numbers that a history's items have in the model, where it names its items."""
+        if LEADING not in self.tensors:
+            return list(history)
+        wanted = set(history)
+        return [place for place, item in enumerate(self.tensors[LEADING]) if item in wanted]
+
+    def recommend(
+        self, history: Sequence[int], top: int, encoded: Sequence[float] | None = None
+    ) -> list[tuple[int, float | None]]:
+        """The best items outside a history with their scores (or None); of equal ones the more popular come first.
+
+        ``encoded`` is the history's sum by rows that passed by (:mod:`.encoding`), else by the model's own.
+        """
         catalogue = self.tensors.get(LEADING, range(self.items))  # in the order of the model's own numbers
-        if LEADING in self.tensors:
-            rank = {item: place for place, item in enumerate(catalogue)}
-            history = [rank[item] for item in history if item in rank]
-        excluded = set(history)
-        scores = self.scores(sorted(excluded))
+        excluded = set(self.ranks(history))
+        scores = self.scores(sorted(excluded), encoded)
         scores += [-inf] * (len(catalogue) - len(scores))
         ranked = sorted(range(len(catalogue)), key=lambda item: -scores[item])
         best = [item for item in ranked if item not in excluded][:top]
@@ -98,7 +107,7 @@ def store_model(
 
     With the public key of a ``signer``, a model that it did not sign, or one older than the last, is refused.
     """
-    number = _signed_number(folder, content, facts, signer) if signer else None
+    number = signed_number(folder, content, facts, signer) if signer else None
     model = parse_model(content)
     size = sum(len(of) * of.itemsize for name, of in model.tensors.items() if name != LEADING)
     budget = budget_of(capacity)
@@ -111,7 +120,7 @@ def store_model(
     write_atomically(folder / MODEL_FILE, content, private=True)
 
 
-def _signed_number(folder: Path, content: bytes, facts: Mapping[str, Any], signer: str) -> int:
+def signed_number(folder: Path, content: bytes, facts: Mapping[str, Any], signer: str) -> int:
     """The number of a signed model; refused without a valid signature, or below that of the stored model."""
     from cryptography.exceptions import InvalidSignature  # all that is loaded: a plain round needs no ciphers
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

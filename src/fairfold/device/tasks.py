@@ -28,6 +28,7 @@ from fairfold.flower.protocol import (
     MODEL,
     NUMBERING,
     REVEAL,
+    ROWS,
     SECURE,
     SHARES,
     SIGN,
@@ -66,6 +67,7 @@ class SmallDevice:
             STATISTICS: self._statistics,
             NUMBERING: self._numbering,
             MODEL: self._model,
+            ROWS: self._rows,
             KEYS: self._secure_keys,
         }
         handlers |= {step: partial(self._secure_step, step) for step in (SHARES, SIGN, REVEAL)}
@@ -168,6 +170,15 @@ class SmallDevice:
     def _model(self, facts: dict[str, Any], records: Records) -> Reply:
         signer = str(self.rules.get("signer", ""))
         store_model(self.folder, records[ARRAYS][FILE].tobytes(), self.capacity, facts, signer)
+        return {FACTS: {"version": VERSION}}
+
+    def _rows(self, facts: dict[str, Any], records: Records) -> Reply:
+        from fairfold.device.encoding import keep_sums  # here: only some runs stream
+
+        def histories(num_items: int) -> dict[str, list[int]]:
+            return {user: list(items) for user, items in self.file.histories(num_items).items()}
+
+        keep_sums(self.folder, records[ARRAYS][FILE].tobytes(), facts, histories, str(self.rules.get("signer", "")))
         return {FACTS: {"version": VERSION}}
 
     # -- tasks ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,14 @@ def make_client_app(
                 given = f"{given}: {error.given}; needed: {error.needed}"
             raise InvalidState(given, "a device that can reply", "Its own log has the details.") from None
 
-    for kind in (protocol.CAPACITY, protocol.STATISTICS, protocol.NUMBERING, protocol.MODEL, *SECURE_PHASES):
+    for kind in (
+        protocol.CAPACITY,
+        protocol.STATISTICS,
+        protocol.NUMBERING,
+        protocol.MODEL,
+        protocol.ROWS,
+        *SECURE_PHASES,
+    ):
         app.query(kind.partition(".")[2])(reply)
     app.train()(reply)
     app.evaluate()(reply)
@@ -85,11 +92,13 @@ class ClientRuntime:
     def handle(self, message: Message, context: Context) -> RecordDict:
         """The content of the reply to a message."""
         kind = message.metadata.message_type
-        if kind == protocol.MODEL:
-            from fairfold.flower.device_model import store_model
+        if kind in (protocol.MODEL, protocol.ROWS):
+            from fairfold.flower import device_model
 
+            if kind == protocol.ROWS:
+                return device_model.keep_sums(self, message.content, context)
             signer = str(context.node_config.get("signer", ""))
-            return store_model(self.folder(context), message.content, self.capacity(context), signer)
+            return device_model.store_model(self.folder(context), message.content, self.capacity(context), signer)
         if kind in SECURE_PHASES:  # nothing to train: without torch
             from fairfold.flower.secure_client import SECURE_HANDLERS
 

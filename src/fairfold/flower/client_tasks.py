@@ -243,7 +243,7 @@ def send_statistics(runtime: ClientRuntime, content: RecordDict, context: Contex
     settings, num_items, window = wire.unpack_statistics_request(content)
     key = (STATISTICS_PURPOSE, window.start, None)
     with reply_session(runtime, content, context, settings, key) as masked_reply:
-        interactions = _load_interactions(runtime, context, num_items, ratings=settings.predicts_ratings)
+        interactions = load_interactions(runtime, context, num_items, ratings=settings.predicts_ratings)
         statistics = settings.algorithm.client_statistics(settings, interactions.local_interactions(), window)
         if masked_reply is None:
             return wire.pack_statistics(statistics)
@@ -253,7 +253,7 @@ def send_statistics(runtime: ClientRuntime, content: RecordDict, context: Contex
 def save_numbering(runtime: ClientRuntime, content: RecordDict, context: Context) -> RecordDict:
     """Store the numbers that this client's own items of a window have in the run."""
     given = wire.unpack_numbering(content)
-    data = _load_interactions(runtime, context, given.num_items, ratings=given.ratings)
+    data = load_interactions(runtime, context, given.num_items, ratings=given.ratings)
     store = ClientStore(runtime.folder(context))
     state = store.load()
     numbers = dict(state.item_numbers) if state.numbering == given.numbering else {}
@@ -317,7 +317,7 @@ def _open_task(runtime: ClientRuntime, content: RecordDict, context: Context) ->
     if request.image_shape is not None:
         data = _load_images(runtime, context)
     else:
-        data = _load_interactions(runtime, context, request.num_items, ratings=settings.predicts_ratings)
+        data = load_interactions(runtime, context, request.num_items, ratings=settings.predicts_ratings)
     runner = TaskRunner(request, data, state, settings.run.seed if runtime.repeatable else state.secret)
     capacity, projections = Capacity.parse(runtime.capacity(context)), request.task.projections
     if not runner.plan.method.fits(runner.plan.architecture.tensors, projections, capacity):
@@ -326,13 +326,13 @@ def _open_task(runtime: ClientRuntime, content: RecordDict, context: Context) ->
     return runner, store
 
 
-def _load_interactions(runtime: ClientRuntime, context: Context, num_items: int, *, ratings: bool) -> LocalData:
+def load_interactions(runtime: ClientRuntime, context: Context, num_items: int, *, ratings: bool) -> LocalData:
+    """The interactions of a client, from its file or its own function."""
     source: Any = runtime.source if runtime.source is not None else context.node_config.get("data")
     if source is None:
         raise InvalidData("no data", "the device's own file", "Give data=... or --node-config 'data=\"mine.csv\"'.")
     if isinstance(source, str | Path):
-        test = context.node_config.get("test")
-        source = LocalFile(source, test=None if test is None else str(test))
+        source = LocalFile(source, test=str(test) if (test := context.node_config.get("test")) is not None else None)
     data = source.load(num_items, ratings=ratings) if isinstance(source, LocalFile) else source(context, num_items)
     if not isinstance(data, LocalData):
         raise InvalidData(f"{type(data).__name__} for a recommender", "LocalData", "Give interactions.")

@@ -4,41 +4,72 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairfold.checksums import PARSE_ERRORS
 from fairfold.device import stored_model
+from fairfold.device.encoding import signed_rows
 from fairfold.errors import InvalidMessage
-from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL, VERSION
+from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL, ROWS, VERSION
 
 if TYPE_CHECKING:
-    from flwr.app import RecordDict
+    from flwr.app import Context, RecordDict
     from flwr.serverapp import Grid
 
+    from fairfold.federation.plan import Plan
+    from fairfold.federation.updates import State
+    from fairfold.flower.client import ClientRuntime
     from fairfold.flower.roster import Roster
     from fairfold.flower.strategy import FairStrategy
+    from fairfold.subspace.projection import Projection
 
+ROW_BYTES_AT_ONCE = 1 << 20  # of the rows that pass by a device after its model
 PUSHED_AT_ONCE = 256  # nodes whose replies are waited for together
 
 log = logging.getLogger("fairfold.flower")
 
 
-def model_message(content: bytes, roster: Roster | None = None) -> RecordDict:
-    """The message that sends a device the content of its model file, signed where there is a roster with a signer."""
+def model_message(content: bytes, roster: Roster | None = None, first: int | None = None) -> RecordDict:
+    """The message that sends a device the content of its model file, signed where there is a roster with a signer.
+
+    With ``first`` the content is rows of the full table, from this item on, that pass by beside the model.
+    """
     import numpy
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     file = Array(numpy.frombuffer(content, numpy.uint8))
-    facts = ConfigRecord({"version": VERSION})
+    facts = ConfigRecord({"version": VERSION} if first is None else {"version": VERSION, "first": first})
     if roster is not None:
         number = time.time_ns() // 1_000_000
-        facts.update({"number": f"{number:x}", "signature": roster.sign_model(number, content)})
+        signed = content if first is None else signed_rows(first, content)
+        facts.update({"number": f"{number:x}", "signature": roster.sign_model(number, signed)})
     return RecordDict({ARRAYS: ArrayRecord({FILE: file}), FACTS: facts})
 
 
 def store_model(folder: Path, content: RecordDict, capacity: str, signer: str = "") -> RecordDict:
     """Store the model of a message in place of the last one, if it is whole and within the device's capacity."""
+    return _stored(content, lambda file, facts: stored_model.store_model(folder, file, capacity, facts, signer))
+
+
+def keep_sums(runtime: ClientRuntime, content: RecordDict, context: Context) -> RecordDict:
+    """Add the rows of a message to the sums of a device's histories."""
+    from fairfold.device import encoding
+    from fairfold.flower.client_tasks import load_interactions
+
+    def histories(num_items: int) -> dict[str, list[int]]:
+        data = load_interactions(runtime, context, num_items, ratings=False)
+        parts = [data.train] if data.test is None else [data.train, data.test]
+        names = zip(data.names, data.users, strict=True)
+        return {name: [item for part in parts for item in part.of(user).tolist()] for name, user in names}
+
+    folder, signer = runtime.folder(context), str(context.node_config.get("signer", ""))
+    return _stored(content, lambda rows, facts: encoding.keep_sums(folder, rows, facts, histories, signer))
+
+
+def _stored(content: RecordDict, store: Callable[[bytes, dict[str, Any]], None]) -> RecordDict:
+    """Store the bytes of a message; the reply says that they are."""
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
     facts, arrays = content.get(FACTS), content.get(ARRAYS)
@@ -46,8 +77,7 @@ def store_model(folder: Path, content: RecordDict, capacity: str, signer: str = 
         raise InvalidMessage("another version of the protocol", f"version {VERSION}", "Update both sides.")
     try:
         data = arrays[FILE].data
-        file = data[10 + int.from_bytes(data[8:10], "little") :]
-        stored_model.store_model(folder, file, capacity, dict(facts), signer)
+        store(data[10 + int.from_bytes(data[8:10], "little") :], dict(facts))
     except InvalidMessage:
         raise
     except PARSE_ERRORS as error:
@@ -77,8 +107,30 @@ def push_models(strategy: FairStrategy, grid: Grid) -> None:
         tensors, metadata = device_file_contents(reduced, plan.settings, state, facts, measured)
         content = checked_tensor_bytes(tensors, metadata | {"run": f"{strategy.network_state.run:x}"})
         record = model_message(content, strategy.nodes.roster)
+        passing = list(_row_blocks(plan, state, reduced.projections))
         for start in range(0, len(nodes), PUSHED_AT_ONCE):
             block = nodes[start : start + PUSHED_AT_ONCE]
-            done += [node for node, _ in ask_all(grid, block, MODEL, record, strategy.round_timeout)]
+            block = [node for node, _ in ask_all(grid, block, MODEL, record, strategy.round_timeout)]
+            done += block
+            for first, rows in passing:
+                rows_record = model_message(rows, strategy.nodes.roster, first)
+                block = [node for node, _ in ask_all(grid, block, ROWS, rows_record, strategy.round_timeout)]
     log.info("%d of %d nodes store the model of round %d", len(done), num_asked, state.round_number)
     strategy.nodes.note({"event": PUSHED, "round": state.round_number, "asked": num_asked, "nodes": done})
+
+
+def _row_blocks(plan: Plan, state: State, held: Mapping[str, Projection]) -> Iterator[tuple[int, bytes]]:
+    """Blocks of the rows that pass by devices with such a model, each as a device packs rows of its own."""
+    from dataclasses import replace
+
+    from fairfold.federation.streaming import StreamsRows
+    from fairfold.subspace.packed import QuantizedRows
+
+    algorithm = StreamsRows.of(plan.algorithm)
+    for name, part in algorithm.stream_packing(held).items():
+        assert isinstance(part, QuantizedRows)
+        rows = algorithm.encoding_rows(plan, state.full, held)[name].view(part.kept)
+        step = max(1, ROW_BYTES_AT_ONCE // part.kept[1])
+        for first in range(0, len(rows), step):
+            block = rows[first : first + step]
+            yield first, bytes(replace(part, kept=(len(block), part.kept[1])).packed(block).numpy())

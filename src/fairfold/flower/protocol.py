@@ -15,6 +15,7 @@ SHARES = "query.secure_shares"  # names the cohort, and asks for shares of the c
 SIGN = "query.secure_sign"  # names the survivors, and asks for a signature of that list
 REVEAL = "query.secure_reveal"  # has the signatures, and asks for the shares that unmask the sum
 MODEL = "query.model"  # gives a client the final model of its size, as a file to store
+ROWS = "query.rows"  # has a block of the full table's rows pass by a client, which keeps sums of its histories
 
 # Records of messages.
 ARRAYS = "arrays"  # tensors
