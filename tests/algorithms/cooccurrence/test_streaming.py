@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +16,23 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.scorer import HISTORY_SUM, ROWS, CoOccurrenceScorer
 from fairfold.algorithms.cooccurrence.streaming import encode, row_blocks
+from fairfold.config import read_settings
 from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidMessage
+from fairfold.estimator.recommendations import top_items
 from fairfold.federation.algorithm import Tunable
-from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation
 from fairfold.federation.plan import Plan
 from fairfold.federation.simulation import simulate
 from fairfold.federation.streaming import STREAM
 from fairfold.federation.updates import State
+from fairfold.metrics.ranking import recommend
+from fairfold.runs.loaded import load_run
+from fairfold.subspace import Capacity
 from fairfold.subspace.packed import FACTORS, QuantizedRows
 from fairfold.subspace.projection import Projection
 from tests.support.federations import after_rounds
+from tests.support.runs import assert_same_end, interrupted, resumed
 from tests.support.settings import make_settings
 
 WORLD = SyntheticDataset(users=60, items=90, interactions_per_user=12)
@@ -170,5 +176,32 @@ def test_what_a_client_measures_is_what_its_size_is_evaluated_by() -> None:
     assert not torch.allclose(
         plan.algorithm.scorer(plan, full, [held], world.clients)(users), wanted, rtol=1e-4, atol=1e-5
     )
-    world = replace(world, plan=plan)
-    assert Evaluator(world, {}).quality(state, plan.assignments(0)).groups[1] is not None
+
+
+def test_a_run_goes_on_where_it_stopped_and_recommends_as_its_devices_do(tmp_path: Path) -> None:
+    world = {"users": 60, "items": 90, "interactions_per_user": 12}
+    settings = read_settings(
+        {
+            "data": world,
+            "fleet": {"capacities": "1x-64x"},
+            "run": {"rounds": 13, "evaluate_every": 13},
+            "algorithm": {"kind": "co_occurrence", "support": 1, "streamed": True},
+        }
+    )
+    interrupted(settings, tmp_path / "run", 5)
+    finished, _ = resumed(settings, tmp_path / "run")
+    assert_same_end(finished.result, simulate(settings))
+    run = load_run(tmp_path / "run")
+    small, state = run.assignments[1], run.progress.state
+    assert small.projections is not None
+    algorithm = run.plan.algorithm
+    assert isinstance(algorithm, CoOccurrence)
+    full = {name: one.recover(one.reduce(state.full[name])) for name, one in small.projections.items()}
+    users, wanted = torch.arange(20), dict[bool, Tensor]()
+    for streamed in (True, False):
+        passing = algorithm.encoding_rows(run.plan, state.full, small.projections) if streamed else {}
+        scores = run.scorer(full | passing, [small])(users)
+        wanted[streamed] = recommend(scores.__getitem__, users, run.interactions.train, 5)
+    found = top_items(run, users.tolist(), 5, capacity=Capacity.parse("64x")).items
+    assert found.equal(wanted[True])
+    assert not found.equal(wanted[False])
