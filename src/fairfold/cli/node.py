@@ -18,7 +18,8 @@ WAIT_TIMEOUT = 60.0  # seconds to wait for a server that does not listen yet
 DEFAULT = Path("~/.local/state/fairfold/node")
 LYING_SERVER = (
     "Without --roster this device takes the server's word on who else takes part: a lying server could invent all "
-    "others, and read this device's data from one sum (docs/privacy.md). A roster comes from somebody else than it."
+    "others, and read this device's data from one sum (docs/privacy.md). A roster comes from somebody else than it. "
+    "`fairfold node roster` shows the server's own, for devices to compare."
 )
 node = typer.Typer(
     help="Run a device of a fleet: enrol it, start it, show its status, recommend.", no_args_is_help=True
@@ -162,6 +163,36 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
     if model := current.get("model"):
         table.add_row("model", f"{human_bytes(model['bytes'])}, {ago(model['at'])} old: fairfold node recommend")
     Terminal().print(table)
+
+
+@node.command()
+def roster(
+    folder: Folder = DEFAULT,
+    other: Annotated[
+        str, typer.Option(help="What another device's command printed, 12:HEAD: whether both see one log.")
+    ] = "",
+) -> None:
+    """Check the server's signed log of enrolled keys, and print it: the same for all devices, or the server lies.
+
+    It only grows: a line that this device has seen cannot be changed or left out. Devices that are invented stand in it
+    for all to see.
+
+    Examples:
+        fairfold node roster device1
+        fairfold node roster device1 --other 3:HEAD
+    """
+    require_flower()
+    from fairfold.errors import InvalidSettings
+    from fairfold.flower.fleet.node import NodeFolder, read_server_roster
+    from fairfold.flower.roster import openssh_line
+
+    number, _, head = other.partition(":")
+    if other and not (number.isdecimal() and head):
+        raise InvalidSettings(f"--other {other}", "a number of lines and their head, 12:HEAD", "Copy it whole.")
+    entries, found = read_server_roster(NodeFolder.open(folder.expanduser()), (int(number), head) if other else None)
+    typer.echo(f"# {len(entries)} devices; compare with others: {len(entries)}:{found}")
+    for one in entries:
+        typer.echo(openssh_line(one))
 
 
 def _privacy_rows(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -15,8 +15,10 @@ from fairfold.flower.fleet.connection import API_PREFIX, RefusedByServer, Server
 
 if TYPE_CHECKING:
     from fairfold.flower.fleet.credentials import Token
+    from fairfold.flower.roster import Enrolled
 
 STATUS = "status.json"
+MAX_ROSTER = 1 << 28  # bytes: a line has about 400
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class NodeFolder(FleetFolder):
     key = PathInside("key")  # the private key, which never leaves the device
     authority = PathInside("ca.crt")  # the certificate of the only authority that the node trusts
     catalogue = PathInside("catalogue.txt")  # the names of the items, where they have names
+    known_roster = PathInside("roster.json")  # how many lines of the server's roster were seen, and their head
     state = PathInside("state")  # the folder of the client's local state
 
     def node_config(self) -> dict[str, str | int | float | bool]:
@@ -147,6 +150,39 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
     signer, users = str(response.get("signer", "")), users if type(users) is int and users >= 0 else 0
     replace(node, signer=signer, users=users).save()
     return int(response.get("items", 0))
+
+
+def read_server_roster(node: NodeFolder, compared: tuple[int, str] | None = None) -> tuple[list["Enrolled"], str]:
+    """Fetch the server's roster, check it, and remember its head; returns the devices and the head.
+
+    It has to begin with the lines that this device saw before, and with those of another device (their number and
+    head), if given; the server's signer signed them all, and this device's key is on one.
+    """
+    from fairfold.flower.roster import FIRST, head_of, read_lines
+    from fairfold.privacy.secure.keys import point_of
+
+    try:
+        number, head = json.loads(node.known_roster.read_text()) if node.known_roster.exists() else (0, FIRST)
+        known = int(number), str(head)
+    except (ValueError, TypeError) as error:
+        raise InvalidState(f"{node.known_roster}: {error}", "a number and a hash", "Remove it to begin anew.") from None
+    try:
+        with contextlib.closing(ServerConnection(node.server, node.authority)) as connection:
+            content = b"".join(connection.stream("GET", API_PREFIX + "roster", max_bytes=MAX_ROSTER))
+    except RefusedByServer as refused:
+        raise InvalidState(refused.detail or str(refused), "a server that shows its roster", "Try again.") from None
+    entries = read_lines(content, bytes.fromhex(node.signer), known)
+    lines = content.splitlines()
+    if compared is not None and len(lines) >= compared[0] and head_of(lines[: compared[0]]) != compared[1]:
+        given = f"another head of the first {compared[0]} lines than the other device was shown"
+        raise InvalidState(given, "one log for all", "The server shows devices different rosters: do not trust it.")
+    if compared is not None and len(lines) < compared[0]:
+        given = f"a roster of {len(lines)} lines where the other device was shown {compared[0]}"
+        raise InvalidState(given, "one log for all", "Try again; if it stays so, do not trust the server.")
+    if point_of(link.read_key(node.key).public_key()) not in {one.key for one in entries}:
+        raise InvalidState("a roster without this device's key", "all that have enrolled", "Ask its operator.")
+    write_atomically(node.known_roster, json.dumps([len(lines), head_of(lines)]).encode())
+    return entries, head_of(lines)
 
 
 def _fetch_authority(server: str, deadline: float) -> bytes:
