@@ -35,6 +35,7 @@ from fairfold.errors import InvalidMessage, RequestRefused
 from fairfold.federation import noise as federation_noise
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, device_model, make_client_app
 from fairfold.flower.client_store import ClientStore
+from fairfold.flower.roster import Roster, make_signer
 from fairfold.flower.wire import client_settings
 from fairfold.privacy.ledger import remember_privacy
 from fairfold.subspace.packed import QuantizedRows
@@ -208,6 +209,14 @@ def test_after_a_model_the_rows_of_all_items_pass_by_and_a_device_keeps_the_sums
     again = {"first": 4}
     with pytest.raises(InvalidMessage, match="those that follow"):
         encoding.keep_sums(device.folder, bytes(part.kept[1]), again, lambda _: {}, "")
+    roster, content = Roster(tmp_path / "none", make_signer(tmp_path / "signer")), bytes(part.packed(table).numpy())
+    message = device_model.rows_message((device.folder / MODEL_FILE).read_bytes(), 0, content, roster)
+    facts = dict(message["fairfold"].items())
+    for rows, said in ((content[1:] + b"1", facts), (content, facts | {"first": 1}), (content, {"first": 0})):
+        with pytest.raises(InvalidMessage, match="without its server's signature"):
+            encoding.keep_sums(device.folder, rows, said, lambda _: {}, roster.public.hex())
+    encoding.keep_sums(device.folder, content, facts, lambda _: {"new": [3, 5]}, roster.public.hex())
+    assert encoding.kept_sum(device.folder, model, "new", model.ranks([3, 5])) is not None
 
 
 def test_replies_in_half_precision_have_the_worker_s_bits(tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ ENCODING_FILE = "encoding.json"
 Histories = Callable[[int], Mapping[str, Sequence[int]]]  # of all users, by the size of the catalogue
 
 
-def signed_rows(first: int, content: bytes) -> bytes:
-    """What a server signs of a block of rows, as of a model: the first item's number and the rows."""
-    return b"fairfold rows" + first.to_bytes(8, "big") + content
+def signed_rows(model: bytes, first: int, rows: bytes) -> bytes:
+    """What a server signs of a block of rows, as of a model: the hash of the model, the first item, and the rows."""
+    return b"fairfold rows" + hashlib.sha256(model).digest() + first.to_bytes(8, "big") + rows
 
 
 def keep_sums(folder: Path, content: bytes, facts: Mapping[str, Any], histories: Histories, signer: str = "") -> None:
     """Add a block of rows to the sums of all users' histories; only a block that follows the last one is taken."""
-    first = number_in(dict(facts), "first", MAX_ITEMS)
+    first, file = number_in(dict(facts), "first", MAX_ITEMS), _model_file(folder)
     if signer:
-        signed_number(folder, signed_rows(first, content), facts, signer)
-    model, name = _stored(folder)
+        signed_number(folder, signed_rows(file, first, content), facts, signer)
+    model, name = parse_model(file), hashlib.sha256(file).hexdigest()
     part = streamed_part(model.metadata["projections"][ROWS], model.metadata["settings"]).get(STREAM)
     if part is None:
         raise invalid_message("rows beside a model that needs none", "none")
@@ -55,15 +55,18 @@ def kept_sum(folder: Path, model: StoredModel, user: str, ranks: Sequence[int]) 
     part = streamed_part(model.metadata["projections"][ROWS], model.metadata["settings"]).get(STREAM)
     kept = _kept(folder)
     mine = kept["users"].get(user)
-    whole = part is not None and kept["next"] == part["kept"][0] and kept["model"] == _stored(folder)[1]
+    whole = (
+        part is not None
+        and kept["next"] == part["kept"][0]
+        and kept["model"] == hashlib.sha256(_model_file(folder)).hexdigest()
+    )
     return mine["sum"] if whole and mine is not None and mine["history"] == _digest(ranks) else None
 
 
-def _stored(folder: Path) -> tuple[StoredModel, str]:
+def _model_file(folder: Path) -> bytes:
     path = folder / MODEL_FILE
     with read_errors(path, InvalidState, "the model that this device was sent", "The server sends it again."):
-        content = path.read_bytes()
-        return parse_model(content), hashlib.sha256(content).hexdigest()
+        return path.read_bytes()
 
 
 def _kept(folder: Path) -> dict[str, Any]:

@@ -31,21 +31,26 @@ PUSHED_AT_ONCE = 256  # nodes whose replies are waited for together
 log = logging.getLogger("fairfold.flower")
 
 
-def model_message(content: bytes, roster: Roster | None = None, first: int | None = None) -> RecordDict:
-    """The message that sends a device the content of its model file, signed where there is a roster with a signer.
+def model_message(content: bytes, roster: Roster | None = None) -> RecordDict:
+    """The message that sends a device the content of its model file, signed where there is a roster with a signer."""
+    return _signed_message(content, content, roster)
 
-    With ``first`` the content is rows of the full table, from this item on, that pass by beside the model.
-    """
+
+def rows_message(model: bytes, first: int, rows: bytes, roster: Roster | None = None) -> RecordDict:
+    """The message of a block of rows that pass by a device with this model file, from item ``first`` on."""
+    return _signed_message(rows, signed_rows(model, first, rows), roster, first=first)
+
+
+def _signed_message(content: bytes, signed: bytes, roster: Roster | None, **facts: int) -> RecordDict:
     import numpy
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     file = Array(numpy.frombuffer(content, numpy.uint8))
-    facts = ConfigRecord({"version": VERSION} if first is None else {"version": VERSION, "first": first})
+    record = ConfigRecord({"version": VERSION, **facts})
     if roster is not None:
         number = time.time_ns() // 1_000_000
-        signed = content if first is None else signed_rows(first, content)
-        facts.update({"number": f"{number:x}", "signature": roster.sign_model(number, signed)})
-    return RecordDict({ARRAYS: ArrayRecord({FILE: file}), FACTS: facts})
+        record.update({"number": f"{number:x}", "signature": roster.sign_model(number, signed)})
+    return RecordDict({ARRAYS: ArrayRecord({FILE: file}), FACTS: record})
 
 
 def store_model(folder: Path, content: RecordDict, capacity: str, signer: str = "") -> RecordDict:
@@ -113,7 +118,7 @@ def push_models(strategy: FairStrategy, grid: Grid) -> None:
             block = [node for node, _ in ask_all(grid, block, MODEL, record, strategy.round_timeout)]
             done += block
             for first, rows in passing:
-                rows_record = model_message(rows, strategy.nodes.roster, first)
+                rows_record = rows_message(content, first, rows, strategy.nodes.roster)
                 block = [node for node, _ in ask_all(grid, block, ROWS, rows_record, strategy.round_timeout)]
     log.info("%d of %d nodes store the model of round %d", len(done), num_asked, state.round_number)
     strategy.nodes.note({"event": PUSHED, "round": state.round_number, "asked": num_asked, "nodes": done})
