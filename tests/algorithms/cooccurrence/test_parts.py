@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairfold.algorithms.cooccurrence import cooccurrence
+from fairfold.algorithms.cooccurrence import cooccurrence, parts
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.cooccurrence import SUM, SYNC_STATE, CoOccurrenceUpload, triangle_size
 from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart, add_parts
@@ -15,6 +15,7 @@ from fairfold.algorithms.cooccurrence.sync_state import is_uploaded
 from fairfold.algorithms.cooccurrence.tuning import TuningSchedule
 from fairfold.backends.batched import batched
 from fairfold.config import read_settings
+from fairfold.federation import updates
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import Backend, run_round, sequential
@@ -45,17 +46,17 @@ def after_rounds(world: Federation, count: int, backend: Backend = batched) -> S
 
 @given(HISTORIES, st.integers(1, 41), st.integers(1, MAX_PARTS))
 def test_all_parts_together_are_the_whole_and_leading_items_come_first_in_each(
-    sets: list[set[int]], leading: int, parts: int
+    sets: list[set[int]], leading: int, many: int
 ) -> None:
     items = torch.tensor([item for one in sets for item in sorted(one)], dtype=torch.int64)
     upload = CoOccurrenceUpload.of(items, torch.tensor([len(one) for one in sets]), 100, 0.5)
     whole = upload.dense(41, torch.float32)
     prefix, found = whole[: triangle_size(leading)], list[tuple[TrianglePart, torch.Tensor]]()
-    for part in range(parts):
-        block = part_of(41, leading, part, parts)
+    for part in range(many):
+        block = part_of(41, leading, part, many)
         sums = upload.part(block, torch.float32)
         assert len(sums) == block.size
-        assert sums.equal(upload.part(part_of(41, 41, part, parts), torch.float32)[: block.size])
+        assert sums.equal(upload.part(part_of(41, 41, part, many), torch.float32)[: block.size])
         assert sums.equal(block.reduce(whole))
         matrix = cooccurrence.unpack_triangle(block.recover(sums))
         norm = cooccurrence.frobenius_norm(sums, block.diagonal)
@@ -65,7 +66,7 @@ def test_all_parts_together_are_the_whole_and_leading_items_come_first_in_each(
     assert add_parts(None, found, triangle_size(41))[: len(prefix)].equal(prefix.double())
     sizes = [block.size for block, _ in found]
     assert sum(sizes) == len(prefix)
-    assert max(sizes) <= len(prefix) / parts + leading
+    assert max(sizes) <= len(prefix) / many + leading
 
 
 @pytest.mark.parametrize("facts", [{"part": [3, 3]}, {"part": [-1, 3]}, {"part": [0, 17]}, {"kept": [8]}])
@@ -97,6 +98,25 @@ def test_there_may_be_fewer_items_than_parts() -> None:
     world, plain = fleet_of("1x-16x", 16, **few), fleet_of("1x", 1, max_items=5)
     found, expected = (after_rounds(of, of.plan.settings.run.rounds) for of in (world, plain))
     assert found.algorithm_state[SUM][SUM].equal(expected.algorithm_state[SUM][SUM])
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_parts_make_room_for_more_items_than_can_be_sent_at_once(monkeypatch: pytest.MonkeyPatch, dense: bool) -> None:
+    """Also where the server's sum is too long to be dense."""
+    expected = after_rounds(fleet_of("1x", 1), 1).algorithm_state[SUM][SUM]
+    monkeypatch.setattr(cooccurrence, "MASKED_ITEMS", 12)
+    for module in () if dense else (parts, updates):
+        monkeypatch.setattr(module, "MAX_DENSE", 100)
+    world = fleet_of("1x", 16, privacy=SECURE)
+    assert len(expected) > triangle_size(12)
+    state = after_rounds(world, 16)
+    size = triangle_size(world.plan.architecture.head)  # type: ignore[attr-defined]
+    found = updates.vector_in(state.algorithm_state[SUM], SUM, size)
+    assert found is not None
+    assert found.is_sparse != dense
+    assert found.to_dense().equal(expected)
+    assert bool(state.full["rows"].any())
+    assert fleet_of("1x", 1, privacy=SECURE).plan.architecture.head == 12  # type: ignore[attr-defined]
 
 
 def test_rounds_that_do_not_suffice_send_the_leading_pairs() -> None:
@@ -146,17 +166,17 @@ def test_whatever_changes_between_parts_the_sum_is_that_of_the_last_histories(da
 
 def test_candidates_are_tried_between_two_uploads_of_all_parts() -> None:
     for rounds in range(1, 60):
-        for parts in range(1, 1 + max(1, (rounds - 14) // 2)):
-            schedule = TuningSchedule.of(rounds, 19, parts)
+        for many in range(1, 1 + max(1, (rounds - 14) // 2)):
+            schedule = TuningSchedule.of(rounds, 19, many)
             before, after = range(schedule.first), range(schedule.end, rounds)
             for phase in (before, after) if schedule.num_candidates else (after,):
                 asked = [schedule.part(number) for number in phase]
-                assert set(asked) == set(range(parts))
-                assert asked[:parts] == list(range(parts))
-                assert all(map(schedule.uploads, phase[:parts]))
-                assert not any(map(schedule.uploads, phase[parts:]))
+                assert set(asked) == set(range(many))
+                assert asked[:many] == list(range(many))
+                assert all(map(schedule.uploads, phase[:many]))
+                assert not any(map(schedule.uploads, phase[many:]))
                 assert schedule.completes(phase[-1], rounds)
-            assert schedule.num_candidates <= max(0, rounds - 2 * parts)
+            assert schedule.num_candidates <= max(0, rounds - 2 * many)
 
 
 def test_under_masks_the_default_has_rounds_for_all_parts() -> None:

@@ -339,10 +339,7 @@ class CoOccurrence(
         chosen = SolverSettings(*known[SOLVER][SOLVER].tolist())
         names = list(map(str, plan.capacities))
         notes = self.tuning(plan).notes(state.round_number, known.get(QUALITY, {}), chosen, names, held)
-        if SUM + PLACES in known.get(SUM, {}):
-            most = max(self.max_items_of(plan, size) for size in range(len(names)))
-            notes.append(f"Of a user with over {most:,} items the pairs of the {most:,} most popular are uploaded.")
-        return notes
+        return notes + self.upload_notes(plan, listed=SUM + PLACES in known.get(SUM, {}))
 
 
 def _head_counts(plan: Plan) -> Tensor:

@@ -12,7 +12,7 @@ positions. Secure aggregation hides zeros: all numbers of the leading items that
 as many rounds as there are for it, a part in each (:mod:`.parts`).
 
 *Length.* A triangle of up to ``MAX_DENSE`` numbers is held as it is. Of a longer one the server's sum, too, holds what
-is nonzero alone. Where noise or masks need all numbers, there are no more than ``MASKED_ITEMS`` items.
+is nonzero alone. Where noise or masks need all numbers, no more are sent at once than ``MASKED_ITEMS`` items have.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ SUM = "sum"  # name of the co-occurrence sum, in updates and in the server's sta
 REQUEST = "request"
 USERS = "users"  # name of the statistic of users, items and pairs
 ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
-MASKED_ITEMS = 8_000  # items at most where a client sends all numbers of a triangle
+MASKED_ITEMS = 8_000  # items at most where a client sends all numbers of a triangle at once
 LONGEST_UPLOAD = 2_048  # items of one user of which pairs are listed: the most popular ones; two million pairs
 CANDIDATE_ROUNDS = 14  # rounds that are left to candidates before uploads are cut into parts
 SYNC_STATE = "sync_state"  # name of the local state: for each sample, what the server's sum holds of it
@@ -135,7 +135,9 @@ def user_totals(histories: "Interactions", *, lengths: bool, pairs: bool) -> Ten
 def max_items(settings: Any, public: PublicStatistics) -> int:
     """How many items a model may have."""
     least: int = min(public.num_items, settings.algorithm.max_items)
-    return min(least, MASKED_ITEMS) if settings.privacy.uses_secure_aggregation else least
+    if not settings.privacy.uses_secure_aggregation:
+        return least
+    return min(least, triangle_items(triangle_size(MASKED_ITEMS) * most_parts(settings)))
 
 
 def share_of(settings: Any, public: PublicStatistics, capacity: Capacity) -> float:
@@ -144,19 +146,24 @@ def share_of(settings: Any, public: PublicStatistics, capacity: Capacity) -> flo
     return share
 
 
-def num_parts(settings: Any, public: PublicStatistics) -> int:
-    """Rounds over which clients upload all numbers: as many as the smallest size needs, and as there are.
+def most_parts(settings: Any) -> int:
+    """The most rounds over which clients can upload all numbers.
 
     More than one where all of them take part in every round, and all numbers are sent: under masks without noise.
     """
-    fleet, everybody = settings.fleet, settings.fleet.clients_per_round is None
-    masked = settings.privacy.uses_secure_aggregation and not is_private(settings)
-    if not (masked and everybody and fleet.asynchronous.is_synchronous):
+    everybody = settings.fleet.clients_per_round is None and settings.fleet.asynchronous.is_synchronous
+    if not everybody or not settings.privacy.uses_secure_aggregation or is_private(settings):
         return 1
-    least = min(share_of(settings, public, capacity) for capacity in parse_scheme(fleet.capacities))
     rounds: int = settings.run.rounds
     free = (rounds - CANDIDATE_ROUNDS) // 2 if settings.algorithm.tune else rounds
-    return max(1, min(ceil(1 / least - 1e-9), free, MAX_PARTS))
+    return max(1, min(free, MAX_PARTS))
+
+
+def num_parts(settings: Any, public: PublicStatistics) -> int:
+    """Rounds over which clients upload all numbers: as many as the smallest size and a large catalogue need."""
+    least = min(share_of(settings, public, capacity) for capacity in parse_scheme(settings.fleet.capacities))
+    large = triangle_size(max_items(settings, public)) / triangle_size(MASKED_ITEMS)
+    return min(ceil(max(1 / least, large) - 1e-9), most_parts(settings))
 
 
 def default_rounds(given: Mapping[str, Any]) -> int:

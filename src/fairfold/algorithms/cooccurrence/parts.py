@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fairfold.federation.updates import add_vectors
+from fairfold.federation.updates import MAX_DENSE, add_vectors, sparse_vector
 from fairfold.kernels.reference import PAIRS_AT_ONCE, ranges, truncated_lengths
 from fairfold.subspace.blocks import LeadingBlock
 from fairfold.subspace.projection import Projection, register_projection
@@ -93,6 +93,11 @@ class TrianglePart(LeadingBlock):
     def recover(self, compact: Tensor) -> Tensor:
         return compact.new_zeros(self.shape[0]).index_copy_(0, self.places(), compact)
 
+    def listed(self, compact: Tensor) -> Tensor:
+        """What :meth:`recover` gives, sparse."""
+        known = compact != 0
+        return sparse_vector(self.places()[known], compact[known], self.shape[0])
+
     def description(self) -> dict[str, Any]:
         return super().description() | {"part": [self.part, self.parts]}
 
@@ -111,8 +116,10 @@ class TrianglePart(LeadingBlock):
 def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]], size: int) -> Tensor:
     """The sum in double precision of a packed triangle and uploads of its leading numbers, or of parts of these."""
     whole = [upload for block, upload in uploads if not isinstance(block, TrianglePart)]
-    parts = [(block, upload) for block, upload in uploads if isinstance(block, TrianglePart)]
-    total = add_vectors(before, whole, size) if whole or not parts or before is None else before.clone()
+    parts = [(block, upload.double()) for block, upload in uploads if isinstance(block, TrianglePart)]
+    if (before is not None and before.is_sparse) or size > MAX_DENSE:
+        return add_vectors(before, whole + [block.listed(upload) for block, upload in parts], size)
+    total = before.clone() if before is not None and not whole and parts else add_vectors(before, whole, size)
     for block, upload in parts:
-        total.index_add_(0, block.places(), upload.double())
+        total.index_add_(0, block.places(), upload)
     return total

@@ -118,6 +118,16 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
         diagonal = block.diagonal if isinstance(block, TrianglePart) else None
         return "a norm above that of its users" if frobenius_norm(update.sums[SUM], diagonal) > most else None
 
+    def upload_notes(self, plan: Plan, *, listed: bool) -> list[str]:
+        """Sentences on what clients did not send at once, or at all; ``listed``: the sum has the pairs that occur."""
+        parts, masked = num_parts(plan.settings, plan.public), plan.settings.privacy.uses_secure_aggregation
+        if parts > 1:
+            return [f"Pairs are uploaded in {parts} parts, one in a round: together {parts} times what is sent in one."]
+        if masked or not listed:
+            return []
+        most = max(self.max_items_of(plan, size) for size in range(len(plan.capacities)))
+        return [f"Of a user with over {most:,} items the pairs of the {most:,} most popular are uploaded."]
+
     def sample_state_shapes(self, plan: Plan) -> dict[str, int]:
         return {SYNC_STATE: 1}
 
