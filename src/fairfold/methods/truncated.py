@@ -21,6 +21,7 @@ from fairfold.typing import FLOAT_BYTES, Shapes
 
 COLUMNS = (12, 24, 48, 96, 192, 384)  # numbers of columns that are candidates
 ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pairs and half of the default columns
+MANY_ROWS = 11_584  # beyond so many the default holds pairs alone: of many items, each has to do with few
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
 MIN_DEFAULT_ROWS, MIN_CANDIDATE_ROWS = 0.3, 1 / 16  # share of the rows that the default split, and others, have to hold
@@ -42,7 +43,7 @@ class BudgetSplit:
     neighbors: int = 0  # of every item
 
 
-PAIRS_ALONE = BudgetSplit(0, 0.5)  # the candidate without columns: two factors per row, and pairs
+PAIRS_ALONE = BudgetSplit(0, 0.1)  # the candidate without columns: two factors per row, and pairs
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,11 @@ def candidate_splits(
     least = min(rows, MIN_DEFAULT_ROWS * max(rows, whole) / (2 if streamed else 1))
     while first and rows_held(BudgetSplit(COLUMNS[first], neighbors=kept)) < least:
         first -= 1
-    default = BudgetSplit(COLUMNS[first], neighbors=kept)
-    others = [BudgetSplit(COLUMNS[first], neighbors=0 if kept else min(1, neighbors))]
+    leading = BudgetSplit(COLUMNS[first], neighbors=kept)
+    if rows > MANY_ROWS:
+        default, others = PAIRS_ALONE, [replace(PAIRS_ALONE, neighbors=kept or min(1, neighbors)), leading]
+    else:
+        default, others = leading, [replace(leading, neighbors=0 if kept else min(1, neighbors))]
     for place in (first - 1, first - 2, first + 1):
         if 0 <= place < len(COLUMNS):
             others.append(BudgetSplit(COLUMNS[place], neighbors=kept))

@@ -102,7 +102,7 @@ def test_the_strongest_pairs_are_those_of_a_full_search(monkeypatch: pytest.Monk
     matrix = torch.randn(30, 30, generator=source, dtype=torch.float64)
     matrix = (matrix + matrix.T).fill_diagonal_(0)
     counts = torch.arange(60, 30, -1)
-    left = matrix.abs() * (counts[:, None] * counts) ** 0.25
+    left = matrix.abs() * (counts[:, None] * counts) ** solver.POPULAR_PAIRS
     ranked = sorted(((float(left[i, j]), i, j) for i in range(30) for j in range(i)), reverse=True)[:many]
     found = solver.strongest_pairs(matrix, counts, many)
     assert found.shape == (many, 3)

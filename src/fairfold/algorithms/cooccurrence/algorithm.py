@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, scorer, solver, tuning
+from fairfold.algorithms.cooccurrence import cooccurrence, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
 from fairfold.algorithms.cooccurrence.parts import add_parts
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
@@ -149,7 +149,7 @@ class CoOccurrence(
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
         # A Krylov space of three times as many columns, and its image, are in memory while they are found.
-        factors = min(settings.model.factors, max(low_rank.COLUMNS_AT_ONCE, low_rank.TABLE_NUMBERS // (2 * head)))
+        factors = min(settings.model.factors, max(solver.LEAST_COLUMNS, solver.TABLE_NUMBERS // (2 * head)))
         sizes = (public.num_items, public.num_users, head, factors, users, length)
         architecture = CoOccurrenceArchitecture(*sizes, self.neighbor_weight > 0 and not private, whole)
         architecture.min_support, architecture.streamed = self.support, self.streamed
@@ -198,7 +198,8 @@ class CoOccurrence(
 
     def tasks(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[ClientTask]:
         model, like = model_of(plan), state.full[ROWS]
-        request = self.tuning(plan).request(state.round_number, model.num_known_users)
+        users = model.num_known_users * self.participating_share(plan, state.round_number)
+        request = self.tuning(plan).request(state.round_number, users)
         shared = dict[str, Tensor]()
         if is_private(plan.settings):
             shares = gram.item_shares(plan.public.statistics[COUNTS], model.head)
@@ -294,12 +295,11 @@ class CoOccurrence(
         unchanged = before is not None and last is not None and same_vectors(sums, before) and stored.equal(last)
         if unchanged or not bool(nonzero_values(sums).any()):
             return after
-        schedule = self.tuning(plan).schedule
-        if not schedule.completes(state.round_number, plan.settings.run.rounds):
+        if not self.tuning(plan).schedule.completes(state.round_number, plan.settings.run.rounds):
             algorithm_state.pop(SOLVER, None)  # solved when all parts are here
             return after
-        dtype, draft = state.full[ROWS].dtype, after.round_number < schedule.end
-        solved = {name: of.to(dtype).reshape(-1) for name, of in self.solve(plan, sums, chosen, draft).items()}
+        dtype = state.full[ROWS].dtype
+        solved = {name: of.to(dtype).reshape(-1) for name, of in self.solve(plan, sums, chosen).items()}
         return State(state.full | solved, after.round_number, algorithm_state | {SOLVER: {SOLVER: stored}})
 
     def noise(self, plan: Plan) -> float:
@@ -318,12 +318,12 @@ class CoOccurrence(
         weights = (self.neighbor_weight, model.head, popularity)
         return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), self.support)
 
-    def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings, draft: bool = False) -> Weights:
-        """The model's tensors from a co-occurrence sum; a draft is enough to compare settings."""
+    def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings) -> Weights:
+        """The model's tensors from a co-occurrence sum."""
         model, noise, items = model_of(plan), self.noise(plan), int(chosen.items)
         if sums.is_sparse:
-            kept = model.factors = model.factors or solver.Factors()
-            return solver.solve_model(kept.gram(sums, items), _head_counts(plan), chosen, model, draft)
+            kept = model.catalogue = model.catalogue or solver.LargeCatalogue()
+            return solver.solve_model(kept.gram(sums, items), _head_counts(plan), chosen, model)
         matrix = cooccurrence.unpack_triangle(sums[: cooccurrence.triangle_size(items)].float())
         if noise:
             matrix = gram.recover_gram(matrix, plan.public.statistics[COUNTS], model.num_known_users, noise)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from fairfold.algorithms.cooccurrence import streaming
 from fairfold.algorithms.cooccurrence.streaming import encoding_table
@@ -17,7 +16,7 @@ from fairfold.federation.algorithm import CompactScoring
 from fairfold.federation.architecture import Architecture, Storage
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
-from fairfold.federation.updates import ClientTask
+from fairfold.federation.updates import MAX_DENSE, ClientTask
 from fairfold.kernels import ops
 from fairfold.kernels.reference import PackedRows
 from fairfold.methods.truncated import CURVE, NEIGHBORS_PER_ITEM, BudgetSplit, TruncatedTensors
@@ -34,12 +33,14 @@ if TYPE_CHECKING:
 # Names of the model's tensors: (a, b, W) of each item, strongest pairs, neighbors of each item, popularity curve
 ROWS, PAIRS, NEIGHBORS, POPULARITY = streaming.ROWS, "pairs", "neighbors", "popularity"
 DEFAULT_QUALITY = "default_quality"  # local state: 1 + the quality of the first tuning candidate, 0 if not measured
-PAIRS_PER_ITEM = 16  # pairs in the server's list, per item
+# Pairs in the server's list, per item; of a large catalogue, where pairs alone may be the model, and in all
+PAIRS_PER_ITEM, PAIRS_PER_ITEM_OF_MANY, LISTED_PAIRS = 16, 48, 1 << 24
 # Names of the vectors that items are scored with: the sum of a history's rows, and the history as 0 and 1
 HISTORY_SUM, HISTORY = "history_sum", "history"
 BLOCK = 1024  # rows unpacked at a time
 MIN_POPULARITY = 1e-30  # stands for 0 where the popularity curve is interpolated as a logarithm
 SCORES_AT_ONCE = 1 << 22  # scores held at a time in validation
+PAIRS_AT_ONCE = 1 << 20  # pairs of histories' items that are added up together
 DEFAULT_MIN_ITEM_USERS = 10  # users of a secure sum expected to have an item that is uploaded (docs/privacy.md)
 
 
@@ -64,7 +65,7 @@ class CoOccurrenceArchitecture(Architecture):
         self.items, self.users, self.head = items, users, head
         self.num_known_users, self.length, self.whole = num_known_users, length, whole or head
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
-        self.dense = {PAIRS: (PAIRS_PER_ITEM * head, 3)}
+        self.dense = {PAIRS: (num_listed_pairs(head), 3)}
         if neighbors:
             self.dense[NEIGHBORS] = (NEIGHBORS_PER_ITEM * head, 3)
         self.dense[POPULARITY] = (CURVE // FACTORS, FACTORS)
@@ -72,7 +73,7 @@ class CoOccurrenceArchitecture(Architecture):
         self.splits: dict[int, BudgetSplit] = {}
         self.streamed = False  # whether rows of all items pass by
         self.tuning: Tuning | None = None  # built once
-        self.factors: Any = None  # what the solver keeps of the last sum of a large catalogue
+        self.catalogue: Any = None  # what the solver keeps of the last sum of a large catalogue
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
         full = {name: torch.zeros(torch.Size(shape).numel()) for name, shape in self.shapes.items()}
@@ -97,6 +98,12 @@ class CoOccurrenceArchitecture(Architecture):
         other = copy(self)
         other.splits = splits
         return other
+
+
+def num_listed_pairs(head: int) -> int:
+    """Pairs in the server's list for so many items."""
+    of_many = min(PAIRS_PER_ITEM_OF_MANY, LISTED_PAIRS // head) if head * (head + 1) // 2 > MAX_DENSE else 0
+    return max(PAIRS_PER_ITEM, of_many) * head
 
 
 class CoOccurrenceScorer:
@@ -140,7 +147,7 @@ class CoOccurrenceScorer:
         self.reach = 1 + max([self.known - 1, *last])
 
     def _index_pairs(self, pairs: Tensor, pair_weight: float, neighbors: Tensor | None) -> None:
-        """Pairs in both directions and neighbors in one, sorted by the item that is scored."""
+        """Pairs in both directions and neighbors in one, sorted by the item of a history."""
         ids, values = pairs[:, :2].long(), pairs[:, 2]
         real = ids[:, 0] != ids[:, 1]
         ids, values = ids[real], values[real].to(self.into.dtype)
@@ -157,7 +164,7 @@ class CoOccurrenceScorer:
         sources = torch.cat([ids[:, 1], ids[:, 0], source])
         targets = torch.cat([ids[:, 0], ids[:, 1], scored])
         added = torch.cat([values, values * back, one_way[:, 2].to(self.into.dtype)])
-        order = targets.argsort(stable=True)
+        order = sources.argsort(stable=True)
         self._source, self._scored, self._added = sources[order], targets[order], added[order]
 
     def histories(self, histories: list[Tensor]) -> Weights:
@@ -185,18 +192,31 @@ class CoOccurrenceScorer:
         else:
             products = sums @ self.rows[known].T
         found[:, here] = products * self.out[known]
-        ends = torch.stack([items[0], items[-1] + 1]) if len(items) else items.new_zeros(2)
-        low, high = torch.searchsorted(self._scored, ends).tolist()
-        if high > low:
-            first = torch.searchsorted(self._scored[low:high], items)
-            source, weights = self._source[low:high], self._added[low:high]
-            added = embedding_bag(source, history.T.contiguous(), first, mode="sum", per_sample_weights=weights).T
+        if len(self._source):
+            added = self._pair_scores(history, items)
             beyond = ~here & (added != 0)
             found = torch.where(beyond, added, found + torch.where(here, added, 0))
             here = here | beyond
         if self._log_popularity is not None:
             share = self.popularity(items) / (1 + history[:, : self.known].sum(1, keepdim=True))
             found = found + torch.where(here, share, 0)
+        return found
+
+    def _pair_scores(self, history: Tensor, items: Tensor) -> Tensor:
+        """What pairs and neighbors add to the scores of consecutive items: of many, a history's items have few."""
+        found = history.new_zeros(len(history), len(items))
+        user, source = history.nonzero(as_tuple=True)
+        first = torch.searchsorted(self._source, source)
+        counts = torch.searchsorted(self._source, source, right=True) - first
+        batch = torch.div(counts.cumsum(0) - counts, PAIRS_AT_ONCE, rounding_mode="floor")
+        for part in torch.split(
+            torch.arange(len(source)), torch.unique_consecutive(batch, return_counts=True)[1].tolist()
+        ):
+            many = counts[part]
+            place = torch.arange(int(many.sum())) + torch.repeat_interleave(first[part] - many.cumsum(0) + many, many)
+            target, owner = self._scored[place] - items[:1], torch.repeat_interleave(user[part], many)
+            here = (target >= 0) & (target < len(items))
+            found.view(-1).index_add_(0, (owner * len(items) + target)[here], self._added[place[here]])
         return found
 
     def popularity(self, items: Tensor) -> Tensor:
@@ -264,8 +284,10 @@ class HistoryScoring(streaming.StreamedEncoding, CompactScoring):
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
         table = full[ROWS].view(plan.architecture.tables[ROWS])
         rows = table[: int((table[:, 1] > 0).sum())]  # zero beyond what a client holds
-        quantized = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own need no pairs
-        pairs = full[PAIRS].view(-1, 3)[: None if quantized else 0]
+        quantized = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())
+        pairs = full[PAIRS].view(-1, 3)
+        many = len(pairs) > PAIRS_PER_ITEM * len(table)  # otherwise the server's own rows need no pairs
+        pairs = pairs[: None if quantized or many else 0]
         encoding = encoding_table(full, len(table))
         rows = rows if encoding is None else rows[:, : encoding.shape[1]]
         extra = (full.get(NEIGHBORS), full.get(POPULARITY), encoding)

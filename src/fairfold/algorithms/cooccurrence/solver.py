@@ -23,9 +23,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import low_rank
 from fairfold.algorithms.cooccurrence.cooccurrence import unpack_triangle
-from fairfold.algorithms.cooccurrence.low_rank import DiagonalAndFactors, LowRankPrecision, SparseGram
+from fairfold.algorithms.cooccurrence.local_inverse import (
+    LocalPrecision,
+    Neighborhoods,
+    Pairs,
+    SparseGram,
+    SparseRows,
+    num_related,
+)
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceArchitecture
 from fairfold.methods.truncated import CURVE
 from fairfold.privacy.gram import noise_edge
@@ -42,6 +48,8 @@ EXHAUSTED = 0.25  # squared part of a direction in the known space above which i
 TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-7}
 MAX_PAIRS_PER_ITEM = 255  # pairs that are listed under an item: a byte counts them
 ROWS_AT_ONCE = 256  # rows of a matrix searched at a time
+TABLE_NUMBERS, LEAST_COLUMNS = 1 << 28, 128  # of a table of items × columns at most, and columns of it in any case
+POPULAR_PAIRS = 0.0625  # power of the counts of a pair's items that its strength is multiplied by
 NOISE_EDGES, NOISE_BETA = 2.0, 0.3  # λ over the edge of the noise, and β, under differential privacy
 FEW_DIRECTIONS = 5  # directions above the noise below which a model is hardly better than popularity
 
@@ -103,17 +111,19 @@ class Precision:
         return self.inverse.div_(-roots[:, None]).div_(roots).fill_diagonal_(0)
 
 
-def spectrum(precision: Precision | LowRankPrecision, count: int) -> tuple[Tensor, Tensor]:
+def spectrum(precision: Precision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of S, falling, and their vectors as columns."""
-    matrix = precision.matrix
+    exact = isinstance(precision, Precision)
+    matrix = precision.matrix if isinstance(precision, Precision) else precision.correlations
+    size, roots = len(precision.roots), precision.roots if exact else torch.ones_like(precision.roots)
     if not count:
-        return torch.empty(0, dtype=matrix.dtype), torch.empty(len(matrix), 0, dtype=matrix.dtype)
-    values, vectors = top_eigenpairs(matrix, precision.roots, count)
+        return torch.empty(0, dtype=matrix.dtype), torch.empty(size, 0, dtype=matrix.dtype)
+    values, vectors = top_eigenpairs(matrix, roots, count)
     signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
-    return 1 - 1 / values, vectors * signs
+    return 1 - 1 / values if exact else values, vectors * signs
 
 
-def top_eigenpairs(matrix: Tensor | DiagonalAndFactors, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(matrix: Tensor | SparseRows, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenpairs of diag(roots) · matrix · diag(roots), falling, by a block Krylov method with restarts."""
     scale = roots.to(matrix.dtype)[:, None]
     size = len(matrix)
@@ -193,8 +203,8 @@ def neighbor_list(near: Tensor, similarity: Tensor) -> Tensor:
 
 
 def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
-    """The pairs with the largest |S_ij| (c_i c_j)^¼, [count, 3]: the rarer item (of at most 255), other, value."""
-    weights = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
+    """The pairs with the largest |S_ij| (c_i c_j)^(1/16), [count, 3]: the rarer item (of at most 255), other, value."""
+    weights = (counts.double().clamp(min=1) ** POPULAR_PAIRS).to(correlations.dtype)
     values, places, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
     for start in range(0, len(correlations), ROWS_AT_ONCE):
         stop = start + ROWS_AT_ONCE
@@ -209,10 +219,10 @@ def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
     return _pair_list(rarer, other, correlations[rarer, other], count)
 
 
-def strongest_of(listed: tuple[Tensor, Tensor, Tensor], counts: Tensor, count: int) -> Tensor:
+def strongest_of(listed: Pairs, counts: Tensor, count: int) -> Tensor:
     """The strongest of some pairs: as :func:`strongest_pairs` of all."""
     rarer, other, values = listed
-    weights = (counts.double().clamp(min=1) ** 0.25).to(values.dtype)
+    weights = (counts.double().clamp(min=1) ** POPULAR_PAIRS).to(values.dtype)
     best = (values.abs() * weights[rarer] * weights[other]).topk(min(count, len(values))).indices
     return _pair_list(rarer[best], other[best], values[best], count)
 
@@ -240,30 +250,29 @@ def popularity_curve(counts: Tensor, users: int, chosen: SolverSettings) -> Tens
     return shares[(2 ** torch.arange(CURVE) - 1).clamp(max=len(shares) - 1)]
 
 
-class Factors:
-    """The last matrices of items that a server's sums were factorized from: of other settings they may be the same."""
+class LargeCatalogue:
+    """The last sparse matrix of items: of other settings of the solver it is the same."""
 
     def __init__(self) -> None:
         self._packed: Tensor | None = None
-        self._grams: dict[int, SparseGram] = {}
-        self._factors: dict[tuple[int, float, int], Tensor] = {}
+        self._gram: SparseGram | None = None
+        self._neighborhoods: Neighborhoods | None = None
 
     def gram(self, packed: Tensor, items: int) -> SparseGram:
         """The leading items' matrix of a sparse sum."""
         values = packed.values()
-        if self._packed is None or self._packed.data_ptr() != values.data_ptr() or len(self._packed) != len(values):
-            self._packed, self._grams, self._factors = values, {}, {}
-        if items not in self._grams:
+        same = self._packed is not None and self._packed.data_ptr() == values.data_ptr()
+        if not same or self._gram is None or len(self._gram) != items:
             dtype = torch.float64 if items <= SMALL_MATRIX else torch.float32
-            self._grams[items] = SparseGram.of(packed, items, dtype)
-        return self._grams[items]
+            self._packed, self._neighborhoods = values, None
+            self._gram = SparseGram.of(packed, items, dtype)
+        return self._gram
 
-    def factors(self, gram: SparseGram, scales: Tensor, beta: float, columns: int) -> Tensor:
-        """B of the last gram, for some β."""
-        key = (len(gram), beta, columns)
-        if key not in self._factors:
-            self._factors = {key: low_rank.factorize(gram, scales, columns)}  # the last alone: they are large
-        return self._factors[key]
+    def neighborhoods(self, gram: SparseGram) -> Neighborhoods:
+        """What every item of the last matrix is related to."""
+        if self._neighborhoods is None:
+            self._neighborhoods = gram.neighborhoods(gram.most_related(num_related(len(gram))))
+        return self._neighborhoods
 
 
 def item_scales(counts: Tensor, beta: float) -> Tensor:
@@ -273,31 +282,21 @@ def item_scales(counts: Tensor, beta: float) -> Tensor:
 
 
 def solve_model(
-    gram: Tensor | SparseGram,
-    counts: Tensor,
-    chosen: SolverSettings,
-    architecture: CoOccurrenceArchitecture,
-    draft: bool = False,
+    gram: Tensor | SparseGram, counts: Tensor, chosen: SolverSettings, architecture: CoOccurrenceArchitecture
 ) -> Weights:
-    """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero.
-
-    With ``draft`` that of a large catalogue has fewer columns: enough to compare settings.
-    """
+    """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero."""
     head, width = architecture.tables[ROWS]
     counts = counts[: len(gram)]
     found = Weights()
     wanted_neighbors = architecture.neighbors if chosen.neighbor_weight else 0
-    precision: Precision | LowRankPrecision
+    precision: Precision | LocalPrecision
     if isinstance(gram, Tensor):
         nearest = nearest_neighbors(gram, counts, wanted_neighbors)
         precision = Precision.of(gram, counts, chosen.beta, chosen.ridge)
     else:
-        near, similarity = gram.most_similar(counts, low_rank.CANDIDATES)
-        nearest = neighbor_list(near[:, :wanted_neighbors], similarity[:, :wanted_neighbors])
-        scales = item_scales(counts, chosen.beta)
-        columns = low_rank.num_columns(len(gram), architecture.num_known_users, draft)
-        factors = architecture.factors.factors(gram, scales, chosen.beta, columns)
-        precision = LowRankPrecision.of(gram, scales, factors, chosen.ridge)
+        nearest = neighbor_list(*gram.most_similar(counts, wanted_neighbors))
+        neighborhoods = architecture.catalogue.neighborhoods(gram)
+        precision = LocalPrecision.of(neighborhoods, item_scales(counts, chosen.beta), chosen.ridge)
     if NEIGHBORS in architecture.dense:
         listed = torch.arange(head).double()[:, None].repeat(architecture.neighbors, 1, 3)
         listed[..., 2] = 0
@@ -312,7 +311,7 @@ def solve_model(
     if isinstance(precision, Precision):
         pairs = strongest_pairs(precision.correlations(), counts, listed_pairs)
     else:
-        pairs = strongest_of(precision.correlations(near), counts, listed_pairs)
+        pairs = strongest_of(precision.pairs, counts, listed_pairs)
     rarer, other = pairs[:, :2].long().T
     pairs[:, 2] *= out[rarer] * into[other]
     table = torch.zeros(head, width, dtype=rows.dtype)

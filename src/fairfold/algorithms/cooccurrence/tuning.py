@@ -191,8 +191,11 @@ class Tuning:
         """Numbers of the candidates with other solver settings; that of the default is 0."""
         return [0, *range(max(map(len, self.splits)), self._num_candidates)]
 
-    def request(self, round_number: int, users: int) -> list[float]:
-        """What clients are asked in a round: share of a history to upload, candidate, share of users that report."""
+    def request(self, round_number: int, users: float) -> list[float]:
+        """What clients are asked in a round: share of a history to upload, candidate, share of users that report.
+
+        So many ``users`` take part in the round.
+        """
         share = 1 - HELD_OUT_SHARE if round_number < self.schedule.first else 1.0
         return [share, self.schedule.candidate(round_number) or 0, min(1.0, VALIDATION_USERS / max(users, 1))]
 

@@ -1,4 +1,4 @@
-"""Large catalogues: the low rank plus diagonal against the exact inverse, and sums that are held sparse."""
+"""Large catalogues: inverses around every item against the exact one, and sums that are held sparse."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, solver
-from fairfold.algorithms.cooccurrence.low_rank import LowRankPrecision, SparseGram
+from fairfold.algorithms.cooccurrence import cooccurrence, local_inverse, solver
+from fairfold.algorithms.cooccurrence.local_inverse import LocalPrecision, SparseGram, SparseRows
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS
 from fairfold.federation import updates
 from tests.support.cooccurrence import co_occurrence_federation, pair_sums
@@ -26,69 +26,97 @@ def gram_of(users: int = USERS, items: int = ITEMS) -> tuple[Tensor, Tensor]:
     return pair_sums([train.of(user) for user in range(users)], weights, items).double(), train.counts_by_item
 
 
-def low_rank_of(packed: Tensor, counts: Tensor, columns: int, ridge: float = 2.0) -> LowRankPrecision:
+def local_inverse_of(packed: Tensor, counts: Tensor, related: int, ridge: float = 2.0) -> LocalPrecision:
     gram = SparseGram.of(packed.to_sparse().coalesce(), len(counts), torch.float64)
-    scales = solver.item_scales(counts, 0.15)
-    return LowRankPrecision.of(gram, scales, low_rank.factorize(gram, scales, columns), ridge)
+    neighborhoods = gram.neighborhoods(gram.most_related(related))
+    return LocalPrecision.of(neighborhoods, solver.item_scales(counts, 0.15), ridge)
 
 
-def all_pairs(items: int) -> Tensor:
-    return torch.arange(items).repeat(items, 1)
-
-
-@pytest.mark.parametrize("users", [USERS, 20])
-def test_with_all_columns_it_is_the_exact_inverse(users: int) -> None:
-    """As many columns as items, or as users, above whose number no sum has a rank."""
-    packed, counts = gram_of(users)
-    full = cooccurrence.unpack_triangle(packed).numpy()
+def exact_inverse(packed: Tensor, counts: Tensor) -> Any:
     scales = solver.item_scales(counts, 0.15).numpy()
-    inverse = np.linalg.inv(scales[:, None] * full * scales + 2 * np.eye(ITEMS))
-    found = low_rank_of(packed, counts, low_rank.num_columns(ITEMS, users, draft=False))
-    np.testing.assert_allclose(found.roots.square().numpy(), np.diag(inverse), rtol=1e-5)
-    rarer, other, values = found.correlations(all_pairs(ITEMS))
+    full = cooccurrence.unpack_triangle(packed).numpy()
+    return np.linalg.inv(scales[:, None] * full * scales + 2 * np.eye(len(full)))
+
+
+def test_with_all_items_related_it_is_the_exact_inverse() -> None:
+    packed, counts = gram_of()
+    packed += 0.01  # everything occurs with everything
+    inverse = exact_inverse(packed, counts)
+    found = local_inverse_of(packed, counts, ITEMS - 1)
+    np.testing.assert_allclose(found.roots.square().numpy(), np.diag(inverse), rtol=1e-9)
+    rarer, other, values = found.pairs
     assert len(values) == ITEMS * (ITEMS - 1) // 2
     wanted = -inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
-    np.testing.assert_allclose(values.numpy(), wanted[rarer, other], atol=1e-5)
+    np.testing.assert_allclose(values.numpy(), wanted[rarer, other], atol=1e-9)
     assert bool((rarer > other).all())
 
 
-def test_the_diagonal_is_what_the_sum_says() -> None:
-    """Whatever the number of columns: P⁻¹ has the diagonal of D G D + λ."""
+def test_more_related_items_come_closer() -> None:
     packed, counts = gram_of()
-    for columns in (1, 5, ITEMS):
-        found = low_rank_of(packed, counts, columns)
-        dense = found.matrix @ torch.eye(ITEMS, dtype=torch.float64)
-        own = cooccurrence.unpack_triangle(packed).diagonal() * solver.item_scales(counts, 0.15).square()
-        torch.testing.assert_close(dense.diagonal(), own + 2.0)
-        inverse = torch.linalg.inv(dense)
-        torch.testing.assert_close(found.roots.square(), inverse.diagonal())
-
-
-def test_more_columns_come_closer() -> None:
-    packed, counts = gram_of()
-    exact = low_rank_of(packed, counts, ITEMS).correlations(all_pairs(ITEMS))[2]
-    errors = [
-        float((low_rank_of(packed, counts, d).correlations(all_pairs(ITEMS))[2] - exact).norm()) for d in (2, 10, 30)
-    ]
+    inverse = exact_inverse(packed, counts)
+    wanted = -inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse))) * (1 - np.eye(ITEMS))
+    errors = []
+    for related in (3, 12, 30):
+        table = local_inverse_of(packed, counts, related).correlations @ torch.eye(ITEMS, dtype=torch.float64)
+        errors.append(float(np.linalg.norm(table.numpy() - wanted)))
     assert errors[0] > 1.2 * errors[1] > 1.4 * errors[2]
 
 
+def test_an_item_is_regressed_on_its_related_ones() -> None:
+    """Against NumPy, item by item: the inverse of the block of the item and what it is related to."""
+    packed, counts = gram_of(12)
+    full, scales = cooccurrence.unpack_triangle(packed), solver.item_scales(counts, 0.15)
+    matrix = (scales[:, None] * full * scales).numpy() + 2 * np.eye(ITEMS)
+    diagonal = full.diagonal() + local_inverse.SHRINKAGE * full.diagonal().mean()
+    related = (full / (diagonal[:, None] * diagonal).sqrt()).fill_diagonal_(0)
+    found = local_inverse_of(packed, counts, 5)
+    regressed = dict[tuple[int, int], list[float]]()
+    for item in range(ITEMS):
+        near = related[item].argsort(descending=True, stable=True)[:5].tolist()
+        members = [one for one in near if related[item, one] > 0] + [item]
+        column = np.linalg.inv(matrix[np.ix_(members, members)])[:, -1]
+        assert float(found.roots[item] ** 2) == pytest.approx(column[-1])
+        for one, value in zip(members[:-1], column, strict=False):
+            pair = (max(one, item), min(one, item))
+            regressed.setdefault(pair, []).append(-value / float(found.roots[one] * found.roots[item]))
+    rarer, other, values = found.pairs
+    assert list(zip(rarer.tolist(), other.tolist(), strict=True)) == sorted(regressed)
+    for pair, value in zip(sorted(regressed), values.tolist(), strict=True):
+        assert value == pytest.approx(np.mean(regressed[pair]))
+
+
 def test_a_sum_that_is_not_positive_definite_gives_a_model() -> None:
-    """Devices may send anything: what is below 0 is left out of B, and R is λ at least."""
+    """Devices may send anything: an item whose block is not definite stands alone."""
     packed, counts = gram_of()
     source = torch.Generator().manual_seed(1)
     packed += 5 * torch.randn(len(packed), generator=source, dtype=torch.float64)
     assert float(torch.linalg.eigvalsh(cooccurrence.unpack_triangle(packed)).min()) < -5
-    found = low_rank_of(packed, counts, 20)
-    assert bool(torch.isfinite(found.factors).all())
-    assert bool((found.matrix.diagonal >= 2).all())
+    found = local_inverse_of(packed, counts, 20)
     assert bool((found.roots > 0).all())
+    assert bool(torch.isfinite(found.roots).all())
+    assert bool(torch.isfinite(found.pairs[2]).all())
+
+
+def test_the_matrix_of_some_pairs_is_symmetric() -> None:
+    pairs = (torch.tensor([3, 4, 4]), torch.tensor([1, 0, 3]), torch.tensor([0.5, -1.0, 2.0]))
+    table = SparseRows.of_pairs(pairs, 5) @ torch.eye(5)
+    wanted = torch.zeros(5, 5)
+    wanted[pairs[:2]] = pairs[2]
+    assert torch.equal(table, wanted + wanted.T)
+
+
+def test_blocks_fit_in_memory() -> None:
+    for items in (2, 100, 40_000, 1_000_000, 2**24 - 1):
+        related = local_inverse.num_related(items)
+        assert 1 <= related < items
+        assert items * (related + 1) ** 2 <= max(local_inverse.BLOCK_NUMBERS, 4 * items)
 
 
 def test_sparse_products_and_neighbors_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank, "PADDED_AT_ONCE", 100)
-    monkeypatch.setattr(low_rank, "COLUMNS_AT_ONCE", 3)
-    monkeypatch.setattr(low_rank, "LISTED_AT_ONCE", 50)
+    monkeypatch.setattr(local_inverse, "PADDED_AT_ONCE", 100)
+    monkeypatch.setattr(local_inverse, "COLUMNS_AT_ONCE", 3)
+    monkeypatch.setattr(local_inverse, "LISTED_AT_ONCE", 50)
+    monkeypatch.setattr(local_inverse, "MEMBERS_AT_ONCE", 7)
     packed, counts = gram_of(12)
     for items in (ITEMS, 7):  # the leading items of the same sum
         full = cooccurrence.unpack_triangle(packed[: cooccurrence.triangle_size(items)])
@@ -96,6 +124,9 @@ def test_sparse_products_and_neighbors_are_those_of_the_matrix(monkeypatch: pyte
         table = torch.randn(items, 8, dtype=torch.float64)
         torch.testing.assert_close(gram @ table, full @ table)
         found = solver.neighbor_list(*gram.most_similar(counts[:items], 5))
+        blocks = gram.neighborhoods(gram.most_related(5))
+        for members, block in zip(blocks.members, blocks.blocks, strict=True):
+            assert torch.equal(block, full[members][:, members])
         torch.testing.assert_close(found[:, 2], solver.nearest_neighbors(full, counts[:items], 5)[:, 2])
 
 
@@ -109,7 +140,7 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_catalogue_has_the_model_of_a_small_one(
     everything_is_large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same rounds by sparse sums and low rank, and by a dense one and its inverse; also once it is retracted."""
+    """The same rounds by a sparse sum and inverses around every item, and by a dense one; also once it is retracted."""
     data = tiny_data(2, 60, 25)
     large = co_occurrence_federation(data)
     sparse = after_rounds(large, large.initial(), 2)
@@ -150,14 +181,14 @@ def test_a_large_catalogue_takes_the_memory_of_its_pairs() -> None:
     """In a process of its own: all numbers of 100,000 items would take 40 GB."""
     code = """
 import resource, torch
-from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, solver
+from fairfold.algorithms.cooccurrence import cooccurrence, local_inverse, solver
 source = torch.Generator().manual_seed(0)
 lengths = torch.full((2_000,), 20)
 items = torch.randint(1, 5_000, (2_000, 20), generator=source).cumsum(1).flatten() - 1
 packed = cooccurrence.CoOccurrenceUpload.of(items, lengths, 2_048).shortest(100_000, torch.float32)
-gram = low_rank.SparseGram.of(packed, 100_000)
-scales = torch.ones(100_000, dtype=torch.float64)
-found = low_rank.LowRankPrecision.of(gram, scales, low_rank.factorize(gram, scales, 64), 4.0)
+gram = local_inverse.SparseGram.of(packed, 100_000)
+near = gram.neighborhoods(gram.most_related(20))
+found = local_inverse.LocalPrecision.of(near, torch.ones(100_000, dtype=torch.float64), 4.0)
 print(bool((found.roots > 0).all()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -185,25 +216,3 @@ def test_sparse_sums_add_up_in_any_order(monkeypatch: pytest.MonkeyPatch, merged
         found = total.total()
         assert torch.equal(found.to_dense(), wanted)
         assert bool((found.indices()[0].diff() > 0).all())
-
-
-PEAK = """
-import resource
-import torch
-from fairfold.algorithms.cooccurrence.low_rank import DiagonalAndFactors, LowRankPrecision
-
-items = 4_000
-factors = torch.randn(items, 1_024)
-ones = torch.ones(items, dtype=torch.float64)
-precision = LowRankPrecision(ones, DiagonalAndFactors(ones, factors), factors, ones)
-near = torch.randint(0, items, (items, 64))
-torch.ones(31 << 18)  # 31 MiB: memory of this size is not returned from now on, as after a search for similar items
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-precision.correlations(near)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3)
-"""
-
-
-def test_correlations_of_many_pairs_take_the_memory_of_their_list() -> None:
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=120)
-    assert float(done.stdout) < 150  # megabytes; kept pieces between temporaries took more than 900

@@ -1,0 +1,240 @@
+"""The precision matrix of a large catalogue: a sparse co-occurrence matrix, inverted around every item.
+
+The inverse of A = D G D + λI says of item j how the others predict it: the regression weights −P_ij / P_jj. Most of
+them are next to nothing, and those that are not belong to items that occur with j often. So each item is regressed on
+the ``RELATED`` items that are most related to it, G_ij / √((G_ii + m)(G_jj + m)) with m a multiple of G's mean
+diagonal: of a matrix of so many rows, that of the item and these, the last column of the inverse is found. P_jj is
+what stands there for the item itself; of a pair that two items are regressed on, S is the mean. No matrix of
+items × items is anywhere, and with as many related items as there are others it is the exact inverse.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from fairfold.algorithms.cooccurrence.cooccurrence import columns_of
+
+RELATED = 64  # items that an item is regressed on, at most
+BLOCK_NUMBERS = 1 << 28  # of the blocks of all items, which are kept while settings are tuned
+SHRINKAGE = 16.0  # m over the mean diagonal: about what λ is
+COLUMNS_AT_ONCE = 128  # of a table that a sparse matrix is multiplied with: its rows then stay in the caches
+ROWS_AT_ONCE = 16  # rows of a sparse matrix that are spread out together
+MEMBERS_AT_ONCE = 1 << 15  # rows of blocks that are copied together
+PADDED_AT_ONCE = 1 << 22  # numbers of rows that are searched together
+LISTED_AT_ONCE = 1 << 21  # pairs of a sum that are put into rows together
+BLOCKS_AT_ONCE = 1 << 24  # numbers of blocks that are inverted together
+
+Pairs = tuple[Tensor, Tensor, Tensor]  # the rarer item of each pair, the other one, and a value
+Strength = Callable[[Tensor, Tensor, Tensor], Tensor]  # of pairs, by items in a column, items and values
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A square matrix as the numbers of every row that are not zero."""
+
+    starts: Tensor  # of every row
+    columns: Tensor
+    values: Tensor
+
+    @classmethod
+    def of_pairs(cls, pairs: Pairs, size: int) -> Self:
+        """The symmetric matrix with these numbers, and zeros on its diagonal."""
+        rarer, other, values = pairs
+        rows, order = torch.cat([rarer, other]).sort(stable=True)
+        starts = torch.searchsorted(rows, torch.arange(size))
+        return cls(starts, torch.cat([other, rarer])[order], torch.cat([values, values])[order])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of its numbers."""
+        return self.values.dtype
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many numbers each row has."""
+        return torch.cat([self.starts[1:], self.starts.new_tensor([len(self.columns)])]).sub_(self.starts).long()
+
+    def __matmul__(self, table: Tensor) -> Tensor:
+        found = torch.empty_like(table)
+        for start in range(0, table.shape[1], COLUMNS_AT_ONCE):
+            here = slice(start, start + COLUMNS_AT_ONCE)
+            part = table[:, here].contiguous()
+            found[:, here] = embedding_bag(self.columns, part, self.starts, mode="sum", per_sample_weights=self.values)
+        return found
+
+
+@dataclass(frozen=True)
+class SparseGram(SparseRows):
+    """A symmetric co-occurrence matrix: the numbers of every row that are not zero."""
+
+    diagonal: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor, items: int, dtype: torch.dtype = torch.float32) -> Self:
+        """The matrix of the leading items of a sparse packed triangle."""
+        places, values = packed.indices()[0], packed.values()
+        known = int(torch.searchsorted(places, items * (items + 1) // 2))
+        kind = torch.int32 if 2 * known < 2**31 else torch.int64
+        before, after = torch.zeros(2, items, dtype=torch.int64)  # numbers of every row, up to the diagonal and beyond
+        for later, earlier, _ in _listed_parts(places, values, known):
+            before += torch.bincount(later, minlength=items)
+            after += torch.bincount(earlier[earlier != later], minlength=items)
+        starts = (before + after).cumsum(0) - before - after
+        free = starts + before  # where the next number beyond the diagonal stands
+        columns = torch.empty(int(before.sum() + after.sum()), dtype=kind)
+        numbers, diagonal = torch.empty(len(columns), dtype=dtype), torch.zeros(items, dtype=torch.float64)
+        first = before.cumsum(0) - before
+        for start, (later, earlier, here) in enumerate(_listed_parts(places, values, known)):
+            rank = torch.arange(len(later)) + start * LISTED_AT_ONCE - first[later]
+            columns[starts[later] + rank], numbers[starts[later] + rank] = earlier.to(kind), here.to(dtype)
+            own = later == earlier
+            diagonal[later[own]] = here[own].double()
+            mirrored, order = earlier[~own].sort(stable=True)
+            rows, sizes = torch.unique_consecutive(mirrored, return_counts=True)
+            rank = torch.arange(len(mirrored)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+            columns[free[mirrored] + rank], numbers[free[mirrored] + rank] = (
+                later[~own][order].to(kind), here[~own][order].to(dtype),
+            )  # fmt: skip
+            free[rows] += sizes
+        return cls(starts.to(kind), columns, numbers, diagonal)
+
+    def most_similar(self, counts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The items most similar to every item, [items, count], nearest first, and how similar: see ``similarity``."""
+        users = counts.to(self.dtype).clamp(min=1)
+        roots = (users / self.diagonal.to(users.dtype).clamp(min=1e-12)).sqrt()
+
+        def jaccard(rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+            both = values * roots[rows] * roots[columns]
+            return both / (users[rows] + users[columns] - both).clamp(min=1e-12)
+
+        return self._strongest(count, jaccard)
+
+    def most_related(self, count: int) -> Tensor:
+        """The items most related to every item, [items, count]."""
+        roots = (self.diagonal + SHRINKAGE * self.diagonal.mean()).rsqrt().to(self.dtype)
+        return self._strongest(count, lambda rows, columns, values: values * roots[rows] * roots[columns])[0]
+
+    def _strongest(self, count: int, strength: Strength) -> tuple[Tensor, Tensor]:
+        """The other items of every row with the largest strengths above 0, and these.
+
+        Where there are fewer, an item stands for itself, with 0.
+        """
+        size = len(self)
+        found, strengths = torch.arange(size)[:, None].repeat(1, count), self.values.new_zeros(size, count)
+        lengths, starts = self.lengths, self.starts.long()
+        order, at = lengths.argsort(descending=True), 0
+        while at < size:
+            width = max(1, int(lengths[order[at]]))
+            rows = order[at : at + max(1, PADDED_AT_ONCE // width)]
+            at += len(rows)
+            places = starts[rows, None] + torch.arange(width)
+            real = places < starts[rows, None] + lengths[rows, None]
+            places = torch.where(real, places, 0)
+            columns = self.columns[places].long()
+            given = strength(rows[:, None], columns, self.values[places])
+            best = torch.where(real & (columns != rows[:, None]), given, 0).topk(min(count, width), dim=1)
+            kept = slice(best.values.shape[1])
+            found[rows, kept] = torch.where(best.values > 0, columns.gather(1, best.indices), rows[:, None])
+            strengths[rows, kept] = best.values.clamp(min=0)
+        return found, strengths
+
+    def neighborhoods(self, related: Tensor) -> "Neighborhoods":
+        """The matrix among each item and its related ones."""
+        size = len(self)
+        members = torch.cat([related, torch.arange(size)[:, None]], dim=1)
+        width = members.shape[1]
+        blocks = self.values.new_empty(size, width, width)
+        listed, order = members.view(-1).sort(stable=True)
+        first = torch.searchsorted(listed, torch.arange(size + 1))
+        spread = self.values.new_zeros(ROWS_AT_ONCE, size)
+        starts = torch.cat([self.starts.long(), torch.tensor([len(self.columns)])])
+        for start in range(0, size, ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, size)
+            here = slice(int(starts[start]), int(starts[stop]))
+            rows = torch.repeat_interleave(torch.arange(stop - start), starts[start : stop + 1].diff())
+            columns = self.columns[here].long()
+            spread[rows, columns] = self.values[here]
+            for wanted in torch.split(order[first[start] : first[stop]], MEMBERS_AT_ONCE):
+                item, place = torch.div(wanted, width, rounding_mode="floor"), wanted % width
+                row = members.view(-1)[wanted] - start
+                blocks[item, place] = spread.view(-1)[row[:, None] * size + members[item]]
+            spread[rows, columns] = 0
+        return Neighborhoods(members, blocks)
+
+
+def _listed_parts(places: Tensor, values: Tensor, known: int) -> Iterator[Pairs]:
+    """The later and the earlier item of the first pairs of a packed triangle, and their values, some at a time."""
+    for start in range(0, known, LISTED_AT_ONCE):
+        here = slice(start, min(start + LISTED_AT_ONCE, known))
+        later = columns_of(places[here])
+        yield later, places[here] - later * (later + 1) // 2, values[here]
+
+
+def num_related(items: int) -> int:
+    """How many items each one is regressed on: as many as there is memory for."""
+    return max(1, min(RELATED, items - 1, isqrt(BLOCK_NUMBERS // items) - 1))
+
+
+@dataclass(frozen=True)
+class Neighborhoods:
+    """The matrix among each item and its related ones; the item itself stands last, and for those that it has not."""
+
+    members: Tensor  # [items, width]
+    blocks: Tensor  # [items, width, width]
+
+    def columns(self, scales: Tensor, ridge: float) -> Tensor:
+        """The item's column of the inverse of its block, scaled and with λ on its diagonal; alone if not definite."""
+        size, width = self.members.shape
+        weights = scales.to(self.blocks.dtype)
+        found = self.blocks.new_zeros(size, width)
+        step = max(1, BLOCKS_AT_ONCE // width**2)
+        for start in range(0, size, step):
+            members = self.members[start : start + step]
+            real = members != members[:, -1:]
+            real[:, -1] = True
+            scale = torch.where(real, weights[members], 0)
+            block = self.blocks[start : start + step] * scale[:, :, None] * scale[:, None, :]
+            block.diagonal(dim1=1, dim2=2).add_(torch.where(real, ridge, 1.0))
+            lower, failed = torch.linalg.cholesky_ex(block)
+            alone = block.diagonal(dim1=1, dim2=2).clamp(min=ridge).sqrt().diag_embed()
+            lower = torch.where(failed[:, None, None] > 0, alone, lower)
+            last = (1 / lower[:, -1, -1])[:, None, None] * torch.eye(width, dtype=block.dtype)[:, -1:]
+            found[start : start + step] = torch.linalg.solve_triangular(lower.mT, last, upper=True)[:, :, 0]
+        return found
+
+
+@dataclass(frozen=True)
+class LocalPrecision:
+    """P of a large catalogue: its diagonal, and S where it is known."""
+
+    scales: Tensor  # D
+    roots: Tensor  # √P_jj
+    pairs: Pairs  # of distinct items, and S
+
+    @classmethod
+    def of(cls, neighborhoods: Neighborhoods, scales: Tensor, ridge: float) -> Self:
+        """From the co-occurrence matrix around every item."""
+        columns, members = neighborhoods.columns(scales, ridge), neighborhoods.members
+        size = len(members)
+        roots = columns[:, -1].sqrt()
+        near, item = members[:, :-1], torch.arange(size)[:, None]
+        values = -columns[:, :-1] / (roots[:, None] * roots[near])
+        real = near != item
+        keys = (torch.maximum(near, item) * size + torch.minimum(near, item))[real]
+        keys, place, times = torch.unique(keys, return_inverse=True, return_counts=True)
+        mean = values.new_zeros(len(keys)).index_add_(0, place, values[real]) / times
+        pairs = (torch.div(keys, size, rounding_mode="floor"), keys % size, mean)
+        return cls(scales, roots.double(), pairs)
+
+    @property
+    def correlations(self) -> SparseRows:
+        """S as a matrix."""
+        return SparseRows.of_pairs(self.pairs, len(self.roots))
