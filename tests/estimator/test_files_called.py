@@ -41,4 +41,4 @@ def test_fit_and_recommend_run_through_few_files(method: str | None, tmp_path: P
         assert len(model.recommend(7, k=5)) == 5
 
     found = files_called(fit_and_recommend)
-    assert len(found) <= MAX_FILES, sorted(found)
+    assert len(found) <= MAX_FILES, "\n".join(sorted(found))

@@ -155,9 +155,9 @@ class CoOccurrenceScorer:
         both = (ids < self.known).all(1)
         rarer, other = ids[both].T
         a, b = self.into, self.out
-        values[both] = values[both] - b[rarer] * (self.rows[rarer] * self.rows[other]).sum(1) * a[other]
+        values[both] = values[both] - b[rarer] * self._products(rarer, other) * a[other]
         back[both] = a[rarer] * b[other] / (a[other] * b[rarer]).clamp(min=1e-30)
-        values = pair_weight * values
+        values *= pair_weight
         one_way = pairs.new_empty(0, 3) if neighbors is None else neighbors.view(-1, 3)
         one_way = one_way[one_way[:, 0] != one_way[:, 1]]
         scored, source = one_way[:, :2].long().T
@@ -166,6 +166,13 @@ class CoOccurrenceScorer:
         added = torch.cat([values, values * back, one_way[:, 2].to(self.into.dtype)])
         order = sources.argsort(stable=True)
         self._source, self._scored, self._added = sources[order], targets[order], added[order]
+
+    def _products(self, rarer: Tensor, other: Tensor) -> Tensor:
+        """Of the rows of some pairs of items."""
+        found = torch.zeros(len(rarer), dtype=self.into.dtype)
+        for at in range(0, len(rarer), BLOCK):
+            found[at : at + BLOCK] = (self.rows[rarer[at : at + BLOCK]] * self.rows[other[at : at + BLOCK]]).sum(1)
+        return found
 
     def histories(self, histories: list[Tensor]) -> Weights:
         """The vectors that items are scored with, for users with these histories."""
@@ -208,10 +215,8 @@ class CoOccurrenceScorer:
         user, source = history.nonzero(as_tuple=True)
         first = torch.searchsorted(self._source, source)
         counts = torch.searchsorted(self._source, source, right=True) - first
-        batch = torch.div(counts.cumsum(0) - counts, PAIRS_AT_ONCE, rounding_mode="floor")
-        for part in torch.split(
-            torch.arange(len(source)), torch.unique_consecutive(batch, return_counts=True)[1].tolist()
-        ):
+        together = torch.unique_consecutive((counts.cumsum(0) - counts) // PAIRS_AT_ONCE, return_counts=True)[1]
+        for part in torch.split(torch.arange(len(source)), together.tolist()):
             many = counts[part]
             place = torch.arange(int(many.sum())) + torch.repeat_interleave(first[part] - many.cumsum(0) + many, many)
             target, owner = self._scored[place] - items[:1], torch.repeat_interleave(user[part], many)
@@ -232,10 +237,8 @@ class CoOccurrenceScorer:
         """A number that no score of a user is below."""
         if not self.known:
             return sums.new_zeros(len(sums))
-        by_rows = sums.norm(dim=1) * self._largest_norm
         by_pairs = history.sum(1) * (self._added.abs().max() if len(self._added) else 0.0)
-        bound: Tensor = -(by_rows + by_pairs)
-        return bound
+        return torch.neg(sums.norm(dim=1) * self._largest_norm + by_pairs)
 
     def held_out_ndcg(self, given: list[Tensor], held_out: list[Tensor], catalogue: int, top: int) -> Tensor:
         """NDCG@top of every user's held-out items, ranked by their other items."""
