@@ -23,8 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fairfold.algorithms.cooccurrence import cooccurrence, tuning
-from fairfold.algorithms.cooccurrence.parts import TrianglePart
-from fairfold.algorithms.cooccurrence.sync_state import is_dropped, sync_states, uploaded_parts
+from fairfold.algorithms.cooccurrence.parts import TrianglePart, is_dropped, sync_states, uploaded_parts
 from fairfold.data import Interactions
 from fairfold.flower.local_data import _uniform
 from fairfold.privacy import gram

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from fairfold.algorithms.cooccurrence import cooccurrence, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
-from fairfold.algorithms.cooccurrence.parts import add_parts
+from fairfold.algorithms.cooccurrence.parts import add_parts, is_dropped, is_uploaded
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
-from fairfold.algorithms.cooccurrence.sync_state import is_dropped, is_uploaded
 from fairfold.algorithms.cooccurrence.tuning import QUALITY, Tuning
 from fairfold.algorithms.cooccurrence.uploads import CoOccurrenceUploads
 from fairfold.config.fleet import SecurePrivacy

@@ -1,4 +1,4 @@
-"""Parts of the packed triangle: what a device without room for all of it sends in each of several rounds.
+"""Parts of the packed triangle: what a device without room for all sends in each of several rounds, and remembers.
 
 Part p of P has the columns p, p + P, p + 2P, … of the triangle, one after the other. The pairs of the leading items are
 a prefix of every part, as they are of the whole: so sizes nest in each part, and P rounds send all of it. What a client
@@ -7,6 +7,7 @@ has sent of each part is remembered with each of its items, as the bits of its s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from math import isqrt
 from typing import Any, ClassVar, Self
@@ -123,3 +124,36 @@ def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]
     for block, upload in parts:
         total.index_add_(0, block.places(), upload)
     return total
+
+
+class SyncState(IntEnum):
+    """Whether the server's sum holds an item of a client's history, and whether the user still has it.
+
+    Where uploads come in parts, UPLOADED is the sum of 2ᵖ over the parts p that hold it; −1 less that if it is dropped.
+    """
+
+    RETRACT = -2
+    DROPPED = -1
+    NEW = 0
+    UPLOADED = 1
+
+
+def is_dropped(states: Tensor) -> Tensor:
+    """Which items a user no longer has."""
+    return states < SyncState.NEW
+
+
+def uploaded_parts(states: Tensor) -> Tensor:
+    """Which parts of the server's sum hold each item, as bits."""
+    return torch.where(is_dropped(states), SyncState.DROPPED - states, states).long()
+
+
+def is_uploaded(states: Tensor) -> Tensor:
+    """Which items the server's sum holds."""
+    return uploaded_parts(states) > 0
+
+
+def sync_states(uploaded: Tensor, dropped: Tensor) -> Tensor:
+    """The :class:`SyncState` of each item, from the parts that hold it and what the user no longer has."""
+    present = uploaded.to(torch.get_default_dtype())
+    return torch.where(dropped, SyncState.DROPPED - present, present)

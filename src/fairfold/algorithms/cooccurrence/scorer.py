@@ -292,9 +292,9 @@ class HistoryScoring(streaming.StreamedEncoding, CompactScoring):
         many = len(pairs) > PAIRS_PER_ITEM * len(table)  # otherwise the server's own rows need no pairs
         pairs = pairs[: None if quantized or many else 0]
         encoding = encoding_table(full, len(table))
-        rows = rows if encoding is None else rows[:, : encoding.shape[1]]
+        width = encoding.shape[1] if encoding is not None else rows.shape[1] if rows[:, FACTORS:].any() else FACTORS
         extra = (full.get(NEIGHBORS), full.get(POPULARITY), encoding)
-        return _score_all(CoOccurrenceScorer(rows, pairs, self.pair_weight, *extra), plan, clients)
+        return _score_all(CoOccurrenceScorer(rows[:, :width], pairs, self.pair_weight, *extra), plan, clients)
 
     def compact_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, clients: Clients) -> Scorer:
         encoding = encoding_table(stored, held[ROWS].shape[0])

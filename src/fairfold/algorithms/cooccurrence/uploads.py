@@ -24,9 +24,8 @@ from fairfold.algorithms.cooccurrence.cooccurrence import (
     triangle_size,
     user_totals,
 )
-from fairfold.algorithms.cooccurrence.parts import TrianglePart
+from fairfold.algorithms.cooccurrence.parts import TrianglePart, is_dropped, sync_states, uploaded_parts
 from fairfold.algorithms.cooccurrence.scorer import ROWS
-from fairfold.algorithms.cooccurrence.sync_state import is_dropped, sync_states, uploaded_parts
 from fairfold.algorithms.incremental import IncrementalAlgorithm
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
