@@ -212,9 +212,9 @@ def test_after_a_model_the_rows_of_all_items_pass_by_and_a_device_keeps_the_sums
     roster, content = Roster(tmp_path / "none", make_signer(tmp_path / "signer")), bytes(part.packed(table).numpy())
     message = device_model.rows_message((device.folder / MODEL_FILE).read_bytes(), 0, content, roster)
     facts = dict(message["fairfold"].items())
-    for rows, told in ((content[1:] + b"1", facts), (content, facts | {"first": 1}), (content, {"first": 0})):
+    for rows, claimed in ((content[1:] + b"1", facts), (content, facts | {"first": 1}), (content, {"first": 0})):
         with pytest.raises(InvalidMessage, match="without its server's signature"):
-            encoding.keep_sums(device.folder, rows, told, lambda _: {}, roster.public.hex())
+            encoding.keep_sums(device.folder, rows, claimed, lambda _: {}, roster.public.hex())
     encoding.keep_sums(device.folder, content, facts, lambda _: {"new": [3, 5]}, roster.public.hex())
     assert encoding.kept_sum(device.folder, model, "new", model.ranks([3, 5])) is not None
 
