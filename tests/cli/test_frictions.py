@@ -136,6 +136,18 @@ class Matrix(BiasedMF):
         return (items[0] @ users[0].reshape(-1, users[0].shape[-1]).T)[..., 0]
 
 
+class Silent(BiasedMF):
+    """A combine that forgot to return."""
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        return None  # type: ignore[return-value]
+
+
+def test_a_model_that_gives_no_tensor_is_told_what_it_gave() -> None:
+    with pytest.raises(InvalidSettings, match="not None"):
+        check_plugins(Settings(model=Silent))
+
+
 @pytest.mark.parametrize("kind", [Summed, Matrix])
 def test_a_model_that_does_not_broadcast_is_found_at_once(kind: type) -> None:
     with pytest.raises(InvalidSettings, match="combine"):

@@ -51,6 +51,7 @@ def test_coverage_and_novelty_by_hand() -> None:
     test = Interactions.from_pairs(torch.tensor([0, 3]), torch.tensor([1, 2]), 4, 4)
     scores = torch.tensor([[9.0, 8, 7, 6]]).expand(4, -1)
     found = measured(["coverage@1", "coverage@2", "novelty@1"], scores, train, test)
+    assert found["coverage@1"].by_user.numel() == 0, "it is of all users together"
     assert found["coverage@1"].value == 2 / 4  # user 0 gets item 1, user 3 item 0; the others have no test items
     assert found["coverage@2"].value == 3 / 4  # and items 2 and 2
     assert found["novelty@1"].by_user.tolist() == pytest.approx([2.0, -math.log2(3 / 4)])
