@@ -115,6 +115,8 @@ def test_parts_make_room_for_more_items_than_can_be_sent_at_once(monkeypatch: py
     assert found.is_sparse != dense
     assert found.to_dense().equal(expected)
     assert bool(state.full["rows"].any())
+    parts_of = cooccurrence.num_parts(world.plan.settings, world.plan.public)
+    assert parts_of == -(-size // triangle_size(12))  # no more than the items with support need
     assert fleet_of("1x", 1, privacy=SECURE).plan.architecture.head == 12  # type: ignore[attr-defined]
 
 

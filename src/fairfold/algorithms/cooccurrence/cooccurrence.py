@@ -27,6 +27,7 @@ from fairfold.algorithms.cooccurrence.scorer import CoOccurrenceArchitecture
 from fairfold.config.fleet import DifferentialPrivacy, FleetSettings
 from fairfold.data import Interactions
 from fairfold.errors import InvalidCapacity
+from fairfold.federation.algorithm import COUNTS
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import (
     MAX_DENSE,
@@ -162,7 +163,10 @@ def most_parts(settings: Any) -> int:
 def num_parts(settings: Any, public: PublicStatistics) -> int:
     """Rounds over which clients upload all numbers: as many as the smallest size and a large catalogue need."""
     least = min(share_of(settings, public, capacity) for capacity in parse_scheme(settings.fleet.capacities))
-    large = triangle_size(max_items(settings, public)) / triangle_size(MASKED_ITEMS)
+    items, counts = max_items(settings, public), public.statistics.get(COUNTS)
+    if counts is not None:
+        items = num_supported(counts[:items], settings.algorithm.support)
+    large = triangle_size(items) / triangle_size(MASKED_ITEMS)
     return min(ceil(max(1 / least, large) - 1e-9), most_parts(settings))
 
 
