@@ -12,7 +12,8 @@ and 30 on the three synthetic worlds, MovieLens 100K and 1M, and Goodreads-100 d
 for all data, one per user, and multiples of the root of the users, of the sum of the roots of users and items, and of
 the noise of a random matrix of this density were held against them; 0.04 times the root of the interactions fits
 best. It was found after the fact, on these five, and has one seed. Gowalla, tried afterwards (10 rounds, not in the
-file), does not support it: .0672 / .0666 / .0639 by the rule, a ridge of 32, and .0688 / .0685 / .0653 with 10. The
+file), does not support it: .0672 / .0666 / .0639 by the rule, a ridge of 32, and .0688 / .0685 / .0653 with 10. A
+smaller ``unobserved_weight`` with it, and shorter Newton steps, gain more: ``newton_hessian.py``. The
 stage ``values`` was stopped early on Goodreads-100 and MovieLens 1M.
 
 ``subspace.support`` came last; all other rows were run without it (0). On the first split of Goodreads-100 the sizes
