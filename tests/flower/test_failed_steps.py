@@ -195,9 +195,10 @@ def lie_under_masks(monkeypatch: pytest.MonkeyPatch, first_round: int, most: flo
     return lies
 
 
-def secure_fleet(where: Path, rounds: int = 2, tries: int | None = None, **options: Any) -> Nodes:
+def secure_fleet(where: Path, rounds: int = 2, tries: int | None = None, scheme: str = "", **options: Any) -> Nodes:
     changes = {"fleet.network.max_failed_rounds": tries, "algorithm.tune": False}
     settings = secure_settings("co_occurrence", rounds=rounds).with_changes(changes)
+    settings = settings.with_changes({"fleet.capacities": scheme}) if scheme else settings
     return in_process(secure_data(), settings, secure_data().train.num_users, where, **options)
 
 
@@ -205,7 +206,8 @@ def test_a_secure_run_drops_the_round_and_ends_with_the_last_good_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lies = lie_under_masks(monkeypatch, first_round=2)
-    nodes = secure_fleet(tmp_path / "a", folder=tmp_path / "run", rounds=4, tries=3)
+    whole = "1x"  # all pairs in one part: a model after the first round
+    nodes = secure_fleet(tmp_path / "a", folder=tmp_path / "run", rounds=4, tries=3, scheme=whole)
     with caplog.at_level(logging.WARNING, "fairfold"):
         state = nodes.run()
     assert state.round_number == 1
@@ -216,7 +218,7 @@ def test_a_secure_run_drops_the_round_and_ends_with_the_last_good_model(
     assert "round 2 was dropped 3 times" in nodes.strategy.ended
     assert (tmp_path / "run" / "result.json").exists()
     monkeypatch.undo()
-    honest = secure_fleet(tmp_path / "b", rounds=1)
+    honest = secure_fleet(tmp_path / "b", rounds=1, scheme=whole)
     for name, tensor in honest.run().full.items():
         assert torch.equal(state.full[name], tensor)
 

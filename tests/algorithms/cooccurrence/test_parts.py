@@ -195,3 +195,22 @@ def test_under_masks_the_default_has_rounds_for_all_parts() -> None:
     once = fleet_of("1x-16x", 16, privacy=SECURE, tune=True)
     block = once.plan.algorithm.upload_projection(once.plan, 1)  # type: ignore[attr-defined]
     assert type(block) is LeadingBlock  # no room for parts beside candidates
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_part_that_no_histories_have_is_refused(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model waits for all parts; what one device added to a part is refused before the next."""
+    if sparse:
+        monkeypatch.setattr("fairfold.algorithms.cooccurrence.parts.MAX_DENSE", 0)
+    size = triangle_size(6)
+    block = TrianglePart((size,), (size,), 1, 3)
+    matrix = torch.eye(6) * 5 + 2
+    honest = torch.cat([matrix[: column + 1, column] for column in (1, 4)])
+    total = add_parts(None, [(block, honest)], size)
+    assert float(total.sum()) == float(honest.sum())
+    for place, value in ((0, -1.0), (0, 7.5), (int(block.diagonal[1]), 1.0)):
+        lie = honest.clone()
+        lie[place] = value
+        with pytest.raises(ValueError, match="no histories have"):
+            add_parts(None, [(block, lie)], size)
+        assert torch.equal(add_parts(total, [(block, 0 * lie)], size).to_dense(), total.to_dense())

@@ -99,6 +99,21 @@ class TrianglePart(LeadingBlock):
         known = compact != 0
         return sparse_vector(self.places()[known], compact[known], self.shape[0])
 
+    def check(self, total: Tensor) -> None:
+        """Refuse sums that no histories have: less than nothing, or more pairs of an item than users who have it."""
+        places = self.places()
+        if total.is_sparse:
+            known, values = total.indices()[0], total.values()
+            found = torch.searchsorted(known, places).clamp(max=max(len(known) - 1, 0))
+            numbers = (
+                torch.where(known[found] == places, values[found], 0) if len(known) else values.new_zeros(len(places))
+            )
+        else:
+            numbers = total[places]
+        own = torch.repeat_interleave(numbers[self.diagonal], self._lengths)
+        if bool(((numbers < 0) | (numbers > own)).any()):
+            raise ValueError("co-occurrences that no histories have")
+
     def description(self) -> dict[str, Any]:
         return super().description() | {"part": [self.part, self.parts]}
 
@@ -119,10 +134,13 @@ def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]
     whole = [upload for block, upload in uploads if not isinstance(block, TrianglePart)]
     parts = [(block, upload.double()) for block, upload in uploads if isinstance(block, TrianglePart)]
     if (before is not None and before.is_sparse) or size > MAX_DENSE:
-        return add_vectors(before, whole + [block.listed(upload) for block, upload in parts], size)
-    total = before.clone() if before is not None and not whole and parts else add_vectors(before, whole, size)
-    for block, upload in parts:
-        total.index_add_(0, block.places(), upload)
+        total = add_vectors(before, whole + [block.listed(upload) for block, upload in parts], size)
+    else:
+        total = before.clone() if before is not None and not whole and parts else add_vectors(before, whole, size)
+        for block, upload in parts:
+            total.index_add_(0, block.places(), upload)
+    for block in {block for block, _ in parts}:  # before a model is solved, which waits for all parts
+        block.check(total)
     return total
 
 

@@ -184,7 +184,8 @@ class CoOccurrenceScorer:
             known = [history[history < self.known] for history in histories]
             sums = [ops.packed_sum(self.rows, items, self.into[items]) for items in known]
             return {HISTORY_SUM: torch.stack(sums) if sums else worn.new_zeros(0, self.rows.columns), HISTORY: worn}
-        return {HISTORY_SUM: (worn[:, : self.known] * self.into) @ self.rows, HISTORY: worn}
+        own = worn[:, : self.known] * self.into if self.rows.shape[1] else worn[:, : self.known]
+        return {HISTORY_SUM: own @ self.rows, HISTORY: worn}
 
     def scores(self, vectors: Weights, items: Tensor) -> Tensor:
         """Scores [users, items] of consecutive items; those without a score come last, in their order."""
@@ -192,21 +193,20 @@ class CoOccurrenceScorer:
         least = self._lower_bound(sums, history)
         behind = 1 - 1 / (items + 2).to(history.dtype)  # the same in every block of items
         found = least[:, None] - behind * (1 + least.abs()[:, None])
-        here = items < self.known
-        known = items[here]
-        if isinstance(self.rows, PackedRows):
-            products = ops.packed_products(self.rows, known, sums)
-        else:
-            products = sums @ self.rows[known].T
-        found[:, here] = products * self.out[known]
+        known, rows = items[items < self.known], self.rows
+        mine, beyond = found[:, : len(known)], found[:, len(known) :]  # in place: there may be gigabytes of scores
+        own = ops.packed_products(rows, known, sums) if isinstance(rows, PackedRows) else sums @ rows[known].T
+        torch.mul(own, self.out[known], out=mine)
+        scored = torch.zeros_like(beyond, dtype=torch.bool)
         if len(self._source):
             added = self._pair_scores(history, items)
-            beyond = ~here & (added != 0)
-            found = torch.where(beyond, added, found + torch.where(here, added, 0))
-            here = here | beyond
+            mine += added[:, : len(known)]
+            scored = added[:, len(known) :] != 0
+            beyond[scored] = added[:, len(known) :][scored]
         if self._log_popularity is not None:
-            share = self.popularity(items) / (1 + history[:, : self.known].sum(1, keepdim=True))
-            found = found + torch.where(here, share, 0)
+            each = 1 + history[:, : self.known].sum(1, keepdim=True)
+            mine += self.popularity(known) / each
+            beyond += torch.where(scored, self.popularity(items[len(known) :]) / each, 0)
         return found
 
     def _pair_scores(self, history: Tensor, items: Tensor) -> Tensor:
