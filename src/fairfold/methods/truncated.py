@@ -21,7 +21,8 @@ from fairfold.typing import FLOAT_BYTES, Shapes
 
 COLUMNS = (12, 24, 48, 96, 192, 384)  # numbers of columns that are candidates
 ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pairs and half of the default columns
-MANY_ROWS = 11_584  # beyond so many the default holds pairs alone: of many items, each has to do with few
+# Beyond so many of both the default holds pairs alone: of many items each has to do with few, and many users show which
+MANY_ROWS, MANY_USERS = 11_584, 2_048
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
 MIN_DEFAULT_ROWS, MIN_CANDIDATE_ROWS = 0.3, 1 / 16  # share of the rows that the default split, and others, have to hold
@@ -104,7 +105,7 @@ def candidate_splits(
     while first and rows_held(BudgetSplit(COLUMNS[first], neighbors=kept)) < least:
         first -= 1
     leading = BudgetSplit(COLUMNS[first], neighbors=kept)
-    if rows > MANY_ROWS:
+    if rows > MANY_ROWS and users > MANY_USERS:
         default, others = PAIRS_ALONE, [replace(PAIRS_ALONE, neighbors=kept or min(1, neighbors)), leading]
     else:
         default, others = leading, [replace(leading, neighbors=0 if kept else min(1, neighbors))]

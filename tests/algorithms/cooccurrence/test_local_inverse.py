@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import cooccurrence, local_inverse, solver
+from fairfold.algorithms.cooccurrence import cooccurrence, local_inverse, low_rank, solver
 from fairfold.algorithms.cooccurrence.local_inverse import LocalPrecision, SparseGram, SparseRows
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS
 from fairfold.federation import updates
@@ -137,10 +137,12 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_DENSE", 0)
 
 
+@pytest.mark.parametrize("few", [True, False])
 def test_a_large_catalogue_has_the_model_of_a_small_one(
-    everything_is_large: None, monkeypatch: pytest.MonkeyPatch
+    everything_is_large: None, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same rounds by a sparse sum and inverses around every item, and by a dense one; also once it is retracted."""
+    monkeypatch.setattr(low_rank, "MAX_COLUMNS", 60 if few else 0)
     data = tiny_data(2, 60, 25)
     large = co_occurrence_federation(data)
     sparse = after_rounds(large, large.initial(), 2)

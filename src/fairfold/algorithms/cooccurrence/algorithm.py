@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence import cooccurrence, scorer, solver, tuning
+from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
 from fairfold.algorithms.cooccurrence.parts import add_parts, is_dropped, is_uploaded
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
@@ -148,7 +148,7 @@ class CoOccurrence(
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
         # A Krylov space of three times as many columns, and its image, are in memory while they are found.
-        factors = min(settings.model.factors, max(solver.LEAST_COLUMNS, solver.TABLE_NUMBERS // (2 * head)))
+        factors = min(settings.model.factors, max(solver.LEAST_COLUMNS, low_rank.TABLE_NUMBERS // (2 * head)))
         sizes = (public.num_items, public.num_users, head, factors, users, length)
         architecture = CoOccurrenceArchitecture(*sizes, self.neighbor_weight > 0 and not private, whole)
         architecture.min_support, architecture.streamed = self.support, self.streamed

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.cooccurrence import low_rank
 from fairfold.algorithms.cooccurrence.cooccurrence import unpack_triangle
 from fairfold.algorithms.cooccurrence.local_inverse import (
     LocalPrecision,
@@ -32,6 +33,7 @@ from fairfold.algorithms.cooccurrence.local_inverse import (
     SparseRows,
     num_related,
 )
+from fairfold.algorithms.cooccurrence.low_rank import DiagonalAndFactors, LowRankPrecision
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceArchitecture
 from fairfold.methods.truncated import CURVE
 from fairfold.privacy.gram import noise_edge
@@ -48,9 +50,10 @@ EXHAUSTED = 0.25  # squared part of a direction in the known space above which i
 TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-7}
 MAX_PAIRS_PER_ITEM = 255  # pairs that are listed under an item: a byte counts them
 ROWS_AT_ONCE = 256  # rows of a matrix searched at a time
-TABLE_NUMBERS, LEAST_COLUMNS = 1 << 28, 128  # of a table of items × columns at most, and columns of it in any case
+LEAST_COLUMNS = 128  # of a table of items × columns, however many items there are
 POPULAR_PAIRS = 0.0625  # power of the counts of a pair's items that its strength is multiplied by
 NOISE_EDGES, NOISE_BETA = 2.0, 0.3  # λ over the edge of the noise, and β, under differential privacy
+SymmetricMatrix = Tensor | DiagonalAndFactors | SparseRows
 FEW_DIRECTIONS = 5  # directions above the noise below which a model is hardly better than popularity
 
 
@@ -111,19 +114,24 @@ class Precision:
         return self.inverse.div_(-roots[:, None]).div_(roots).fill_diagonal_(0)
 
 
-def spectrum(precision: Precision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
+def spectrum(precision: Precision | LowRankPrecision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of S, falling, and their vectors as columns."""
-    exact = isinstance(precision, Precision)
-    matrix = precision.matrix if isinstance(precision, Precision) else precision.correlations
-    size, roots = len(precision.roots), precision.roots if exact else torch.ones_like(precision.roots)
+    matrix: SymmetricMatrix
+    size, roots, local = len(precision.roots), precision.roots, isinstance(precision, LocalPrecision)
+    if isinstance(precision, LocalPrecision):
+        matrix, roots = precision.correlations, torch.ones_like(roots)
+    else:
+        matrix = precision.matrix
     if not count:
         return torch.empty(0, dtype=matrix.dtype), torch.empty(size, 0, dtype=matrix.dtype)
     values, vectors = top_eigenpairs(matrix, roots, count)
     signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
-    return 1 - 1 / values if exact else values, vectors * signs
+    return values if local else 1 - 1 / values, vectors * signs
 
 
-def top_eigenpairs(matrix: Tensor | SparseRows, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_eigenpairs(
+    matrix: Tensor | DiagonalAndFactors | SparseRows, roots: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
     """The largest eigenpairs of diag(roots) · matrix · diag(roots), falling, by a block Krylov method with restarts."""
     scale = roots.to(matrix.dtype)[:, None]
     size = len(matrix)
@@ -289,14 +297,17 @@ def solve_model(
     counts = counts[: len(gram)]
     found = Weights()
     wanted_neighbors = architecture.neighbors if chosen.neighbor_weight else 0
-    precision: Precision | LocalPrecision
+    precision: Precision | LowRankPrecision | LocalPrecision
     if isinstance(gram, Tensor):
         nearest = nearest_neighbors(gram, counts, wanted_neighbors)
         precision = Precision.of(gram, counts, chosen.beta, chosen.ridge)
     else:
         nearest = neighbor_list(*gram.most_similar(counts, wanted_neighbors))
-        neighborhoods = architecture.catalogue.neighborhoods(gram)
-        precision = LocalPrecision.of(neighborhoods, item_scales(counts, chosen.beta), chosen.ridge)
+        scales, users = item_scales(counts, chosen.beta), architecture.num_known_users
+        if low_rank.is_exact(len(gram), users):
+            precision = LowRankPrecision.of(gram, scales, low_rank.factorize(gram, scales, users), chosen.ridge)
+        else:
+            precision = LocalPrecision.of(architecture.catalogue.neighborhoods(gram), scales, chosen.ridge)
     if NEIGHBORS in architecture.dense:
         listed = torch.arange(head).double()[:, None].repeat(architecture.neighbors, 1, 3)
         listed[..., 2] = 0
@@ -310,6 +321,9 @@ def solve_model(
     listed_pairs = architecture.dense[PAIRS][0]
     if isinstance(precision, Precision):
         pairs = strongest_pairs(precision.correlations(), counts, listed_pairs)
+    elif isinstance(precision, LowRankPrecision):
+        near = gram.most_similar(counts, low_rank.CANDIDATES)[0]  # type: ignore[union-attr]
+        pairs = strongest_of(precision.correlations(near), counts, listed_pairs)
     else:
         pairs = strongest_of(precision.pairs, counts, listed_pairs)
     rarer, other = pairs[:, :2].long().T
