@@ -111,13 +111,13 @@ export async function makeKeys(): Promise<Keys> {
 }
 
 // Register a key; the token's secret goes to a server with the token's authority alone.
-export async function enrol(token: string, key: string): Promise<Pick<Identity, "items" | "users">> {
+export async function enrol(token: string, key: string): Promise<Pick<Identity, "items" | "users" | "modelSigner">> {
   const { secret, authority } = await parseToken(token), pem = await (await request(API + "authority")).text();
   if (hex(await sha256(unbase64(pem.replace(/-----[^-]+-----|\s/g, "")))) !== hex(authority))
     throw new Refusal("InvalidState", "a server that did not issue this invitation", "the one that did", "Nothing was sent to it.");
   const body = JSON.stringify({ secret: hex(secret), key, time: Date.now() / 1000 });
-  const { items, users } = await (await request(API + "enrol", { method: "POST", body })).json();
-  return { items, users };
+  const { items, users, signer } = await (await request(API + "enrol", { method: "POST", body })).json();
+  return { items, users, modelSigner: signer };
 }
 
 // The name of the device with an enrolled key, in hexadecimal digits: from 1 to 2⁶³ − 1.

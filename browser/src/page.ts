@@ -1,11 +1,11 @@
 // The page: consent, a person's own rows, joining, rounds, recommendations, leaving.
 
-import { hex, sha256, utf8, type Bytes } from "./bytes";
+import { hex, sha256, utf8 } from "./bytes";
 import { histories, numbered, parseCsv, readFile, readRows, type Row } from "./csv";
 import { BrowserStore } from "./idb";
 import { describe, enrol, fetchText, makeKeys, parseToken, Refused, type Fleet, type Keys } from "./link";
 import type { LogEntry, Status } from "./loop";
-import type { Data, Identity } from "./state";
+import type { Data, Identity, StoredModel } from "./state";
 import style from "./style.css";
 import { recommend } from "./tasks";
 import type { Order } from "./worker";
@@ -238,7 +238,7 @@ async function member(store: BrowserStore): Promise<void> {
     rounds.prepend(element("tr", NONE, element("td", NONE, name), ...cells));
   };
   const recommendations = async (): Promise<void> => {
-    const model = await store.get<{ file: Bytes; round: number; at: number }>("model");
+    const model = await store.get<StoredModel>("model");
     if (!model) return best.replaceChildren(element("p", NONE, "They come when the model has arrived, after the last round. They are computed here, also without a network."));
     try {
       const names = ((await store.get<string>("catalogue")) ?? "").split("\n"), own = data.train[user.value] ?? [];

@@ -1,6 +1,6 @@
 // What a device keeps: parts by name, replaced together or not at all.
 
-import { Refusal } from "./bytes";
+import { Refusal, type Bytes } from "./bytes";
 import { markLost, NEW, type UserHistory } from "./uploads";
 
 export interface Store {
@@ -24,12 +24,21 @@ export interface Identity {
   minCohort: number;
   items: number; // size of the catalogue
   users: number; // the most users that it may speak for
+  modelSigner: string; // the public key with which the server signs models, in hexadecimal digits
 }
 
 // Part "data": its users' histories, in the catalogue's numbers; those held out are for measuring quality alone.
 export interface Data {
   train: Histories;
   heldOut: Histories;
+}
+
+// Part "model": the newest that the server has sent.
+export interface StoredModel {
+  file: Bytes;
+  number: string; // by which the server signed it, in hexadecimal digits; empty where it signs none
+  round: number;
+  at: number; // milliseconds since the epoch
 }
 
 export interface Remembered {

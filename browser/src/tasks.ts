@@ -1,12 +1,13 @@
 // Replies of this device to the messages of the default algorithm: fairfold.device.tasks.
 
-import { hex, invalid, Refusal, sha256, join, utf8, type Bytes } from "./bytes";
+import { hex, invalid, Refusal, sha256, join, unhex, utf8, type Bytes } from "./bytes";
+import { uint, verified } from "./crypto";
 import { DeviceModel, NEIGHBORS, packedBytes, PAIRS, POPULARITY, ROWS, type Projections } from "./model";
 import { Double, type Facts } from "./protobuf";
 import { parseJson, pythonJson, type Records, type Reply, type Vectors } from "./records";
 import { beginSecure, refuse, secureStep, SecureReply } from "./secure";
 import {
-  LEVELS, newState, openHistories, reconcile, remembered, type Data, type Identity, type State, type Store,
+  LEVELS, newState, openHistories, reconcile, remembered, type Data, type Identity, type State, type Store, type StoredModel,
 } from "./state";
 import { report, triangleItems, partSize, upload, type Part, type UserHistory } from "./uploads";
 
@@ -143,13 +144,24 @@ export class Device {
     return { reply: [["fairfold", { version: VERSION }]] };
   }
 
-  private async model({ arrays }: Records, me: Identity): Promise<Result> {
-    const file = arrays.file as Bytes, { tensors, metadata } = await parseModel(file);
+  private async model({ facts, arrays }: Records, me: Identity): Promise<Result> {
+    const file = arrays.file as Bytes, number = me.modelSigner && (await this.signedNumber(facts, file, me.modelSigner));
+    const { tensors, metadata } = await parseModel(file);
     const size = Object.entries(tensors).reduce((sum, [name, { bytes }]) => sum + (name === "leading" ? 0 : bytes.length), 0);
     if (/b/i.test(me.capacity) && size > budget(me.capacity, 0))
       throw new Refusal("InvalidMessage", `a model of ${size} bytes`, `at most ${me.capacity}`, "Request its capacity first.");
-    await this.store.put({ model: { file, round: Number(metadata.round), at: Date.now() } });
+    await this.store.put({ model: { file, number, round: Number(metadata.round), at: Date.now() } });
     return { reply: [["fairfold", { version: VERSION }]] };
+  }
+
+  // The number of a model that the server has signed; refused where it is below that of the stored one.
+  private async signedNumber(facts: Facts, file: Bytes, signer: string): Promise<string> {
+    const number = idIn(facts, "number"), signed = join(utf8("fairfold model"), uint(BigInt("0x" + number), 8), await sha256(file));
+    const refusal = (given: string) => new Refusal("InvalidMessage", given, "a newer one that this device's server has signed", "The stored one is kept.");
+    if (!(await verified(unhex(signer), unhex(String(facts.signature)), signed))) throw refusal("a model without its server's signature");
+    const stored = (await this.store.get<StoredModel>("model"))?.number;
+    if (stored && BigInt("0x" + number) < BigInt("0x" + stored)) throw refusal("an older model than the stored one");
+    return number;
   }
 
   // -- tasks ---------------------------------------------------------------------------------------------------------

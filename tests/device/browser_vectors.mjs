@@ -149,6 +149,17 @@ await during("models", async () => {
   }
 });
 
+await during("signed", async () => {
+  const { signer, messages } = read("signed"), { cases } = read("models"), store = new Memory();
+  await store.put({ device: { id: "1", capacity: "1x", level: "plain", minCohort: 100, modelSigner: signer } });
+  for (const { what, file, facts, stored } of messages) {
+    const content = unbase64(cases[file].file), before = await store.get("model"), message = { facts: { version: 9, ...facts }, arrays: { file: content }, coded: {} };
+    check(what, await new device.Device(store).reply("query.model", message).then(() => true, () => false), stored);
+    if (stored) check(`${what}: stored`, base64((await store.get("model")).file), cases[file].file);
+    else check(`${what}: the stored one stays`, await store.get("model"), before);
+  }
+});
+
 await during("secure", async () => {
   const { keys, masks, shares, graph, fixed_point } = read("secure");
   check("public", hex(await device.publicOf(unhex(keys.secret))), keys.public);

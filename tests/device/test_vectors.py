@@ -28,8 +28,10 @@ from fairfold.device.model import CoOccurrenceModel
 from fairfold.device.protobuf import bytes_field, number_field, parse_fields, text_field
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.store import DeviceStore, parse_tables
+from fairfold.device.stored_model import MODEL_FILE
 from fairfold.device.tasks import SmallDevice
 from fairfold.device.uploads import UserHistory
+from fairfold.errors import InvalidMessage
 from fairfold.flower import LocalFile, make_client_app
 from fairfold.privacy.secure import keys
 from fairfold.privacy.secure.messages import KEY
@@ -149,6 +151,23 @@ def test_uploads() -> None:
         assert [number * 65_536 for number in sums["sum"]] == case["sum_times_65536"]
     assert any("indices" in case for case in given["cases"])
     assert not all("indices" in case for case in given["cases"])
+
+
+def test_signed_models(tmp_path: Path) -> None:
+    given, files = vectors("signed"), [content(case["file"]) for case in vectors("models")["cases"]]
+    device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "1x", tmp_path / "state", {"signer": given["signer"]})
+    path = device.folder / MODEL_FILE
+    for message in given["messages"]:
+        before = path.read_bytes() if path.exists() else None
+        facts = {"version": 9, **message["facts"]}
+        records = {"arrays": {"file": array("B", files[message["file"]])}, "fairfold": facts}
+        if message["stored"]:
+            device.reply("query.model", records)
+            assert path.read_bytes() == files[message["file"]], message["what"]
+        else:
+            with pytest.raises(InvalidMessage, match=r"signature|older model"):
+                device.reply("query.model", records)
+            assert path.read_bytes() == before, message["what"]
 
 
 def test_models() -> None:

@@ -29,7 +29,7 @@ from fairfold.flower.local_data import _uniform
 from fairfold.privacy import gram
 from tests.vectors.ratings import rating_vectors
 from tests.vectors.secure import secure_vectors
-from tests.vectors.sessions import models, secure_session, session
+from tests.vectors.sessions import models, secure_session, session, signed_models
 
 FOLDER = Path(__file__).parent
 NODE, RUN = 0xF1E2D3C4B5A69788, 0x1122334455667788  # 64 bits: a number of JavaScript would not hold them
@@ -362,7 +362,9 @@ def main() -> None:
     write("transport", "Requests and responses of the fleet API (docs/protocol.md, Transport).", transport())
     write("objects", "Records and the content-addressed objects of messages (docs/protocol.md, Objects).", objects())
     write("uploads", "Hashes, held-out items and uploads of the default algorithm.", uploads())
-    write("models", "Cut models and scores of items by them (docs/export.md); scores agree to 1e-6.", models())
+    found = models()
+    write("models", "Cut models and scores of items by them (docs/export.md); scores agree to 1e-6.", found)
+    write("signed", "Models sent one after another to a device that knows its server's signer.", signed_models(found))
     write(
         "ratings", "Rows of items, and a user's part in the sums of ratings; numbers agree to 1e-9.", rating_vectors()
     )

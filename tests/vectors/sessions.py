@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fairfold.algorithms.cooccurrence.scorer import stored_scorer
 from fairfold.checksums import line_with_checksum, with_checksum
 from fairfold.config import Settings
-from fairfold.device.stored_model import parse_model
+from fairfold.device.stored_model import parse_model, signed_model
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app, secure_aggregation
 from fairfold.flower.client_store import ClientStore
 from fairfold.privacy.secure import keys, messages
@@ -290,3 +290,39 @@ def model_case(step: dict[str, Any]) -> dict[str, Any]:
         "file": base64.b64encode(file).decode(), "projections": json.loads(json.dumps(model.metadata["projections"])),
         "leading": model.tensors["leading"].tolist() if "leading" in model.tensors else None, "histories": histories,
     }  # fmt: skip
+
+
+def signed_models(given: dict[str, Any]) -> dict[str, Any]:
+    """Models of ``models``, by their places there, as messages to one device, and whether it stores them."""
+    signer, other = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
+    files = [base64.b64decode(case["file"]) for case in given["cases"]]
+
+    def message(
+        what: str, file: int, number: int, stored: bool,
+        *, key: Ed25519PrivateKey = signer, of: int | None = None, by: int = 0, facts: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """A message whose signature may be another key's, or of another file or number than it names."""
+        content = files[file if of is None else of]
+        signature = key.sign(signed_model(by or number, content)).hex()
+        return {
+            "what": what, "file": file, "stored": stored,
+            "facts": {"number": f"{number:x}", "signature": signature} | (facts or {}),
+        }  # fmt: skip
+
+    first = 2**53 + 3  # a number that a double would not hold
+    return {
+        "signer": signer.public_key().public_bytes_raw().hex(),
+        "messages": [
+            message("the first", 0, first, True),
+            message("the same again", 0, first, True),
+            message("an older one", 1, first - 1, False),
+            message("another with the same number", 1, first, True),
+            message("signed by somebody else", 0, first + 1, False, key=other),
+            message("a signature of another file", 0, first + 1, False, of=1),
+            message("a signature of another number", 0, first + 1, False, by=first),
+            message("no hexadecimal digits", 0, first + 1, False, facts={"signature": "signature"}),
+            message("no signature", 0, first + 1, False, facts={"signature": ""}),
+            message("no number", 0, first + 1, False, facts={"number": ""}),
+            message("a newer one", 2, first + 1, True),
+        ],
+    }
