@@ -1,7 +1,9 @@
 """What is packaged: versions that agree, bounds that can be tested (see oldest.py), a release with notes."""
 
 import re
+import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import yaml
 
 from fairfold import __version__
+from fairfold.errors import install_hint
 from tests.support.oldest import pins
 
 ROOT = Path(__file__).parents[1]
@@ -62,3 +65,33 @@ def test_a_release_has_notes() -> None:
     )
     assert missing.returncode != 0
     assert "no part '## 9.9'" in missing.stderr
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    """The packages of some requirements; an extra of our own is its name in backquotes, as the page has it."""
+    found: set[str] = set()
+    for requirement in requirements:
+        own = re.match(r"fairfold\[(.*)\]", requirement)
+        found |= {f"`{extra}`" for extra in own[1].split(",")} if own else {re.split(r"[\[<>=;! ]", requirement)[0]}
+    return found
+
+
+def test_the_page_lists_all_that_pip_installs() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    tables = [table.splitlines()[2:] for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
+    always, extras = [[line.strip("| ").split(" | ") for line in table] for table in tables]
+    listed = {name for names, _ in always for name in names.split(", ")}
+    assert listed == names_of(PROJECT["project"]["dependencies"])
+    of_extras = {name.strip("`"): set(names.replace(" and", "").replace(",", "").split()) for name, names, _ in extras}
+    optional = PROJECT["project"]["optional-dependencies"]
+    assert of_extras == {name: names_of(requirements) for name, requirements in optional.items()}
+
+
+@pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
+def test_the_hint_of_an_error_adds_to_the_fairfold_that_is_installed(extra: str) -> None:
+    """Pip finds the installed one with its extra, so that it need not be on an index."""
+    pip, *words = shlex.split(install_hint(extra))
+    command = [sys.executable, "-m", pip, *words, "--dry-run", "--no-index", "--no-deps"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"Requirement already satisfied: fairfold[{extra}]" in printed
+    assert "does not provide" not in printed

@@ -20,6 +20,11 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def install_hint(extra: str) -> str:
+    """The command that adds an extra's packages to an installed fairfold, from any folder; pip keeps that fairfold."""
+    return f"pip install 'fairfold[{extra}]'"
+
+
 class FairfoldError(Exception):
     """Base of all errors raised on purpose by fairfold.
 

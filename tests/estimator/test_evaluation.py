@@ -154,3 +154,28 @@ def test_notes_of_repairs_survive_saving(tmp_path: Any, capsys: pytest.CaptureFi
     assert note in printed
     assert note in fairfold.load(found.save(tmp_path / "kept")).notes
     assert torch.equal(found.data.train.items, fitted(rows(), capacities="1x").data.train.items)
+
+
+def test_a_file_and_a_table_tell_the_same_of_themselves(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = polars.concat([rows(), rows().head(3)])
+    twice.write_csv(tmp_path / "ratings.csv")
+    from_file = fairfold.fit(tmp_path / "ratings.csv", "1x", settings=QUICK)
+    printed = capsys.readouterr().out
+    facts = [line for line in from_file.notes if line.startswith(("Split: ", "3 "))]
+    assert len(facts) == 2
+    assert all(line in printed for line in facts)
+    assert facts == [line for line in fairfold.fit(twice, "1x", settings=QUICK).notes if line in facts]
+    more = fairfold.fit(twice.head(3), settings=QUICK, start=from_file, split=1.0)
+    assert "; then 1 of every user's interactions to train on" in "".join(more.notes)
+    assert "3 duplicate pairs, the last one kept." in more.notes
+
+
+@pytest.mark.parametrize(("column", "options"), [("timestamp", {}), ("member", {"time_column": "member"})])
+def test_it_is_said_whether_the_times_of_a_table_are_used(column: str, options: dict[str, Any]) -> None:
+    timed = rows().with_columns(polars.Series(column, range(rows().height)))
+    unused = f"; the times in column {column!r} are not used (split = 'newest' would)."
+    found = fairfold.fit(timed, "1x", settings=QUICK, progress=False, **options)
+    assert sum(line.endswith(unused) for line in found.notes) == 1
+    assert torch.equal(found.data.train.items, fitted(rows(), capacities="1x").data.train.items)
+    newest = fairfold.fit(timed, "1x", settings=QUICK, progress=False, split="newest", **options)
+    assert any(line.endswith(f"held out, by the times in column {column!r}.") for line in newest.notes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairfold.cli.console import Terminal, make_table
+from fairfold.errors import install_hint
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,7 +152,7 @@ def _write_picture(rows: Rows, metric: str, popularity: float, path: Path, conso
 
         from fairfold.runs.plots import COLORS, STYLE, quality_by_memory
     except ImportError:
-        console.echo("The picture needs matplotlib: pip install 'fairfold[report]'.")
+        console.echo(f"The picture needs matplotlib: {install_hint('report')}.")
         return
     lines = []
     for name, color, marker in zip(FEDERATIONS, COLORS, "so^D", strict=False):

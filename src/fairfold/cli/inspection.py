@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fairfold.cli.console import Terminal, make_table
+from fairfold.errors import install_hint
 
 if TYPE_CHECKING:
     from fairfold.runs.report import RunSummary
@@ -95,7 +96,7 @@ def watch(
         import uvicorn
     except ImportError:
         raise InvalidSettings(
-            "`fairfold watch`, which needs uvicorn", "the extra 'flower'", "pip install 'fairfold[flower]'"
+            "`fairfold watch`, which needs uvicorn", "the extra 'flower'", install_hint("flower")
         ) from None
     server = ServerFolder.open(run) if (run / ServerFolder.FILE).is_file() else None
     if server is None:
@@ -210,12 +211,12 @@ def audit_table(content: dict[str, Any]) -> Table:
 
 EXTRAS = [
     # module, what it gives, how to get it
-    ("matplotlib", "plots in reports", "pip install 'fairfold[report]'"),
+    ("matplotlib", "plots in reports", install_hint("report")),
     ("triton", "GPU kernels (CUDA)", "comes with torch's CUDA build"),
-    ("flwr", "federations over a network (fairfold federate)", "pip install 'fairfold[flower]'"),
-    ("tensorboard", "curves of a run (train --track tensorboard)", "pip install 'fairfold[tensorboard]'"),
-    ("mlflow", "the same in MLflow (--track mlflow)", "pip install 'fairfold[mlflow]'"),
-    ("wandb", "the same in Weights & Biases (--track wandb)", "pip install 'fairfold[wandb]'"),
+    ("flwr", "federations over a network (fairfold federate)", install_hint("flower")),
+    ("tensorboard", "curves of a run (train --track tensorboard)", install_hint("tensorboard")),
+    ("mlflow", "the same in MLflow (--track mlflow)", install_hint("mlflow")),
+    ("wandb", "the same in Weights & Biases (--track wandb)", install_hint("wandb")),
 ]
 MISSING = "[yellow]missing[/yellow]"
 

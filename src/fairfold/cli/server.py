@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fairfold.cli.console import Terminal
 from fairfold.cli.options import Change, Plugin, Recipe, collect_changes, resolve_settings
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, install_hint
 
 if TYPE_CHECKING:
     from fairfold.config import Settings
@@ -35,7 +35,7 @@ def require_flower() -> None:
     import importlib.util
 
     if importlib.util.find_spec("flwr") is None:
-        raise InvalidSettings("a fleet, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'")
+        raise InvalidSettings("a fleet, which needs Flower", "the extra 'flower'", install_hint("flower"))
 
 
 @server.command()

@@ -1,7 +1,7 @@
 """Interactions of users with items, grouped by user, and data sets of them."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -170,6 +170,7 @@ class Dataset:
     split: str = ""  # how it was split, in words
     counted: PopularityCounts | None = None  # where clients have counted the items, which are numbered by it
     held_out_users: "Dataset | None" = None  # users who do not train: histories, and items to find
+    repairs: Mapping[str, int] = field(default_factory=dict, repr=False)  # what was repaired or left out, by reason
 
     def renumbered(self, place: Tensor, counted: PopularityCounts | None = None) -> "Dataset":
         """Give item i the number ``place[i]`` in all splits, ids and titles."""
@@ -209,6 +210,11 @@ class Dataset:
         users, items = torch.cat([train.users, valid.users]), torch.cat([train.items, valid.items])
         joined = Interactions.from_pairs(users, items, self.num_users, self.num_items, ratings)
         return replace(self, train=joined, valid=None)
+
+    def notes(self) -> list[str]:
+        """How the data was split, and what was repaired or left out when it was read, in sentences."""
+        split = [f"Split: {self.split}."] if self.split else []
+        return split + [f"{count:,} {reason}." for reason, count in self.repairs.items()]
 
     @property
     def evaluated(self) -> "Dataset":

@@ -104,7 +104,9 @@ def read_dataset(folder: Path) -> Dataset:
     train, valid, test = (_read_split(folder, name, users, manifest["counts"]) for name in SPLITS)
     titles = items["title"].fill_null("").to_list() if "title" in items.columns else None
     ids = users["id"].to_list(), items["id"].to_list()
-    whole = Dataset(manifest["name"], train, test, valid if len(valid) else None, *ids, titles, manifest["split"])
+    valid_or_none = valid if len(valid) else None
+    repairs = manifest["repairs"]
+    whole = Dataset(manifest["name"], train, test, valid_or_none, *ids, titles, manifest["split"], repairs=repairs)
     if HISTORIES not in manifest["counts"]:
         return whole
     histories = _read_split(folder, HISTORIES, users, manifest["counts"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, install_hint
 from fairfold.estimator.recommendations import html_table
 from fairfold.runs.units import human_bytes
 
@@ -61,7 +61,7 @@ def figure(result: Result, path: Path | None) -> Figure:
 
         from fairfold.runs.plots import COLORS, INK, STYLE, quality_by_memory, render_figure
     except ImportError:
-        raise InvalidSettings("a plot without matplotlib", "matplotlib", "pip install 'fairfold[report]'") from None
+        raise InvalidSettings("a plot without matplotlib", "matplotlib", install_hint("report")) from None
     rows = [(row["devices"], row["bytes_held"], row[result.metric]) for row in result_rows(result, "sizes")]
     *sizes, server = [row for row in rows if math.isfinite(row[2])] or rows
     lines = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -206,13 +206,11 @@ def train(
     federation = Federation.with_numbered_items(chosen, given.data)
     first = None if start is None else warm_start(start, federation)
     console = Console(quiet=not progress)
-    repairs = [f"{count:,} {what}." for what, count in given.repairs.items()]
-    for line in repairs:
+    for line in given.data.notes():
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     shown: list[Callback] = [*([Display(Console())] if progress else []), *callbacks]
     begun = time.monotonic()
     result = simulate(federation=federation, progress=first, callbacks=shown)
-    result = replace(result, notes=[*result.notes, *repairs])
     rejections = Rejections(Counter(result.rejections))
     ended = Progress(result.state, result.local_state, result.history, rejections)
     federation.clients.local_state = result.local_state
@@ -251,7 +249,7 @@ def _settings(
 def _read(interactions: Any, settings: Settings, options: Mapping[str, Any], titles: Any, test: Any) -> InputData:
     if isinstance(interactions, str) and interactions == SYNTHETIC:
         data, _ = load_unnumbered(settings)
-        return InputData(data, has_integer_ids(data), {})
+        return InputData(data, has_integer_ids(data))
     rated = {"ratings": True} if settings.predicts_ratings else {}
     return read_interactions(interactions, rated | dict(options), titles, test)
 
@@ -287,9 +285,10 @@ def join_interactions(start: Fitted, new: InputData) -> InputData:
         named |= {item: title for item, title in zip(_item_ids(added), added.titles or [], strict=False) if title}
         titles = [named.get(item, "") for item in items]
     integer = (start.integer_ids[0] and new.integer_ids[0], start.integer_ids[1] and new.integer_ids[1])
-    return replace(
-        new, data=Dataset(old.name, train, test, None, list(users), list(items), titles), integer_ids=integer
-    )
+    split = "; then ".join(dict.fromkeys(part.split for part in (old, added) if part.split))
+    repairs = Counter(old.repairs) + Counter(added.repairs)
+    data = Dataset(old.name, train, test, None, list(users), list(items), titles, split, repairs=repairs)
+    return InputData(data, integer)
 
 
 def _user_ids(data: Dataset) -> list[str]:

@@ -2,7 +2,6 @@
 
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,12 +33,10 @@ class InputData:
     Attributes:
         data: The data set.
         integer_ids: Whether the caller's ids of users and of items are integers; else they are text.
-        repairs: How many interactions were repaired or left out, by reason.
     """
 
     data: Dataset
     integer_ids: tuple[bool, bool]
-    repairs: Mapping[str, int]
 
 
 def read_interactions(interactions: Any, options: Mapping[str, Any], titles: Any = None, test: Any = None) -> InputData:
@@ -52,7 +49,7 @@ def read_interactions(interactions: Any, options: Mapping[str, Any], titles: Any
         raise InvalidSettings("split or resplit beside test", "one of them", "Leave out split: test is held out.")
     if isinstance(interactions, Dataset | str | Path):
         data = interactions if isinstance(interactions, Dataset) else fairfold.data.load(interactions, **options)
-        found = InputData(data, has_integer_ids(data), {})
+        found = InputData(data, has_integer_ids(data))
     else:
         found = _prepare(to_frame(interactions, parsed), None if test is None else to_frame(test, parsed), options)
     data = found.data.with_validation()
@@ -68,12 +65,12 @@ def _prepare(frame: polars.DataFrame, test: polars.DataFrame | None, options: Ma
             frame = _common_columns(frame, test)
             _common_columns(test, frame).select(frame.columns).write_parquet(path / "test.parquet")
         frame.write_parquet(path / ("all.parquet" if test is None else "train.parquet"))
-        # The columns have been found, and have their usual names now.
+        # The columns have been found, and have their usual names now; that of the times keeps its own.
         rest = {name: value for name, value in options.items() if not name.endswith("_column")}
+        rest |= {f"{name if name in COLUMN_NAMES else 'time'}_column": name for name in frame.columns}
         prepared = fairfold.data.prepare(path, cache=Path(folder) / "cache", **rest)
         data = read_dataset(prepared.folder)
-    integer = (frame.schema["user"].is_integer(), frame.schema["item"].is_integer())
-    return InputData(data, integer, Counter(prepared.manifest["repairs"]))
+    return InputData(data, (frame.schema["user"].is_integer(), frame.schema["item"].is_integer()))
 
 
 def _common_columns(frame: polars.DataFrame, other: polars.DataFrame) -> polars.DataFrame:
@@ -131,12 +128,15 @@ def _nonzero(*columns: Any) -> polars.DataFrame:
 
 
 def _select(names: list[str], column: Any, options: Options) -> polars.DataFrame:
-    """The columns that options name, or that have a known name."""
+    """The columns that options name, or that have a known name; of times that no option asks for, only the name."""
     *places, time = find_columns(TABLE_IN_MEMORY, names, options)
     frame = _columns([_as_array(column(names[place])) for place in places if place is not None])
-    if not options.by_time or time is None:
+    if time is None:
         return frame
-    return frame.with_columns(as_times(polars.Series("time", _as_array(column(names[time])), strict=False)))
+    name = "time" if names[time] in COLUMN_NAMES else names[time]
+    if not options.by_time:
+        return frame.with_columns(polars.lit(None, polars.Int64).alias(name))
+    return frame.with_columns(as_times(polars.Series(name, _as_array(column(names[time])), strict=False)))
 
 
 def _from_array(array: numpy.ndarray[Any, Any], options: Options) -> polars.DataFrame:

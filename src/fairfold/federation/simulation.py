@@ -272,7 +272,7 @@ def _result_notes(federation: Federation, plan: Plan, state: State, assignments:
     settings = plan.settings
     notes = [*Tunable.of(plan.algorithm).notes(plan, state), *_support_notes(plan, assignments)]
     notes += [*staleness_notes(state.algorithm_state, settings), *_never_drawn_notes(federation, state)]
-    notes += _split_notes(federation)
+    notes += _data_notes(federation)
     secure = settings.privacy.uses_secure_aggregation
     if secure or not settings.model.reads_images:
         notes += privacy_notes(privacy_report(settings))
@@ -305,11 +305,10 @@ def _support_notes(plan: Plan, assignments: list[Assignment]) -> list[str]:
     return [f"Capped by {by}: {hold}: {why}, and nothing else needs the room."]
 
 
-def _split_notes(federation: Federation) -> list[str]:
-    """How the data was split, where it was split here, and that a seed which was given changes nothing."""
+def _data_notes(federation: Federation) -> list[str]:
+    """How data was split here and what was left out of it, and that a seed which was given changes nothing."""
     settings, data = federation.plan.settings, federation.data
-    split = data.split if isinstance(data, Dataset) and isinstance(settings.data, InteractionData) else ""
-    notes = [f"Split: {split}."] if split else []
+    notes = data.notes() if isinstance(data, Dataset) and isinstance(settings.data, InteractionData) else []
     if "seed" in settings.run.model_fields_set and not uses_seed(settings):
         notes.append(
             "run.seed changes nothing: this run draws nothing at random (--splits 3 shows a spread over splits)."

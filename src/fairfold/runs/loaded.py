@@ -273,7 +273,7 @@ def save_run_data(run: Path, data: Dataset) -> None:
             "source": [],
             "options": {},
         }
-        write_manifest(folder, about | {"counts": counts, "repairs": {}})
+        write_manifest(folder, about | {"counts": counts, "repairs": dict(data.repairs)})
 
 
 def with_device_data(settings: Settings, num_items: int) -> Settings:

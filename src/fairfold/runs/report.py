@@ -12,7 +12,7 @@ from fairfold import __version__
 from fairfold.atomic_io import make_folder, write_atomically
 from fairfold.config import Settings
 from fairfold.config.tables import DeviceData, ImageData, SyntheticData
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, install_hint
 from fairfold.federation.algorithm import Centralized
 from fairfold.federation.evaluation import GroupReport
 from fairfold.federation.federation import BEST_POSSIBLE
@@ -184,7 +184,7 @@ def require_plots() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         given = f"plots and a page without {error.name}"
-        raise InvalidSettings(given, "Jinja2 and matplotlib", "pip install 'fairfold[report]'") from None
+        raise InvalidSettings(given, "Jinja2 and matplotlib", install_hint("report")) from None
 
 
 def fill_template(package: str, name: str, **values: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from fairfold.atomic_io import write_atomically
 from fairfold.config import Settings
-from fairfold.errors import InvalidSettings, did_you_mean
+from fairfold.errors import InvalidSettings, did_you_mean, install_hint
 from fairfold.federation.evaluation import Callback, Result, RoundReport
 from fairfold.subspace import Capacity
 
@@ -63,7 +63,7 @@ class Tracker(Callback):
             import_module(cls.MODULE)
         except ImportError:
             given = f"{cls.TITLE}, which is not installed"
-            raise InvalidSettings(given, cls.TITLE, f"pip install 'fairfold[{cls.EXTRA}]'") from None
+            raise InvalidSettings(given, cls.TITLE, install_hint(cls.EXTRA)) from None
 
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:
         self._sizes = list(map(str, capacities))

@@ -23,7 +23,7 @@ from fastapi import HTTPException
 from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
 from flwr.supercore.error import FlowerError
 
-from fairfold.errors import FairfoldError, InvalidState
+from fairfold.errors import FairfoldError, InvalidState, install_hint
 from fairfold.flower.fleet.connection import API_PREFIX
 from fairfold.flower.fleet.control import pass_on_to_superexec, read_secret
 from fairfold.flower.fleet.enrolment import Enrolment
@@ -250,7 +250,7 @@ def require_supported_flower(version: str, handlers: Any, router: Any) -> None:
     is_wired = getattr(router, "fleet_handlers", None) is handlers
     if not version.startswith(SUPPORTED) or found != PARAMETERS or not is_wired:
         given = f"Flower {version}, whose SuperLink may be built differently"
-        remedy = "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits."
+        remedy = f"{install_hint('flower')}, or start flower-superlink itself, which has no such limits."
         raise InvalidState(given, f"Flower {SUPPORTED}x", remedy)
 
 

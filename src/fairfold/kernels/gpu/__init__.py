@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import torch
 
+from fairfold.errors import install_hint
+
 __all__ = ["available", "triton_problem"]
 
 MIN_TRITON = (3, 2)
@@ -19,7 +21,7 @@ MIN_TRITON = (3, 2)
 def triton_problem() -> str | None:
     """Why Triton cannot compile these kernels: there is none, or it is too old."""
     if find_spec("triton") is None:
-        return "Triton is not installed (pip install 'fairfold[gpu]')"
+        return f"Triton is not installed ({install_hint('gpu')})"
     try:
         found = metadata.version("triton")
     except metadata.PackageNotFoundError:  # a build of another name; all of these are newer
