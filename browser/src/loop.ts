@@ -128,9 +128,10 @@ export class Loop {
     const started = performance.now(), { received, sent } = this.connection, message = new PulledMessage(this.call, response);
     const entry: LogEntry = { at: Date.now(), kind: message.kind, seconds: 0, received: 0, sent: 0 };
     this.report({ state: "working", message: "Taking part in a round." });
-    let result: Result | null = null, reason = "";
+    let result: Result | null = null, reason = "", isOpen = false;
     try {
       await this.store.put({ open: response });
+      isOpen = true;
       result = await this.device.reply(message.kind, await message.fetch());
     } catch (error) {
       if (error instanceof Refused) throw error;
@@ -138,12 +139,13 @@ export class Loop {
       entry.problem = error instanceof Error ? error.message : String(error);
     }
     await message.confirm();
+    if (isOpen) await this.store.put({ open: null }); // before: a page that comes after this one must not reply again
     await message.send(result?.reply ?? reason, (performance.now() - started) / 1000);
     Object.assign(entry, result?.shown, {
       seconds: (performance.now() - started) / 1000, received: this.connection.received - received, sent: this.connection.sent - sent,
     });
     const log = ((await this.store.get<LogEntry[]>("log").catch(() => [])) ?? []).concat(entry).slice(-MAX_LOG);
-    await this.store.put({ open: null, log }).catch(() => {}); // a full disk is no reason to stop
+    await this.store.put({ log }).catch(() => {}); // a full disk is no reason to stop
     this.lastWork = performance.now();
     this.report({ state: "connected", message: entry.problem ? `Connected. The last message could not be answered: ${entry.problem}` : "Connected: waiting for the next round." }, entry);
   }

@@ -62,6 +62,30 @@ def test_the_vectors(group: str) -> None:
     assert found["checked"] >= 15
 
 
+FAILURES = (
+    "undisturbed", "a page ends at each request", "a full disk", "a wrong clock", "a server that is away for a while",
+    "a repeated message", "a server of another version",
+)  # fmt: skip
+
+
+@cache
+def failures() -> Any:
+    script = str(Path(__file__).parent / "browser_failures.mjs")
+    command = ["node", script, str(PARTS), str(ROOT / "tests" / "vectors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_node
+@pytest.mark.parametrize("group", FAILURES)
+@pytest.mark.slow  # eight seconds, for all groups
+def test_failures_lose_nothing_and_send_nothing_twice(group: str) -> None:
+    found = failures()[group]
+    assert not found["wrong"]
+    assert found["checked"] >= 5
+
+
 @needs_node
 def test_it_trains_at_8000_rows_in_8_megabytes() -> None:
     command = ["node", "--expose-gc", str(Path(__file__).parent / "browser_memory.mjs"), str(PARTS)]
