@@ -43,14 +43,15 @@ def assert_scores(scorer: Scorer, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("users", "items"), ORDERS)
-def test_products_equal_dense_ones(users: int, items: int) -> None:
+def test_products_equal_dense_ones(users: int, items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairfold.metrics.ranking_baselines.GRAM_BLOCK", 5)
     train, dense = random_train(users, items)
     matrix = BinaryMatrix(train)
     left, right = torch.randn(users, 4), torch.randn(items, 4)
     assert torch.allclose(matrix.times(right).double(), dense @ right.double(), atol=1e-5)
     assert torch.allclose(matrix.transposed_times(left).double(), dense.T @ left.double(), atol=1e-5)
-    assert matrix.gram(of_users=True, block=5).double().equal(dense @ dense.T)
-    assert matrix.gram(of_users=False, block=5).double().equal(dense.T @ dense)
+    assert matrix.gram(of_users=True).double().equal(dense @ dense.T)
+    assert matrix.gram(of_users=False).double().equal(dense.T @ dense)
 
 
 @pytest.mark.parametrize(("users", "items"), ORDERS)

@@ -133,10 +133,16 @@ def first_by_score(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def user_items(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
     """Positions within ``users`` and items, of all interactions of these users."""
-    counts = interactions.counts_by_user[users]
-    rows = torch.repeat_interleave(torch.arange(len(users)), counts)
+    rows, places = expand(interactions.offsets, users)
+    return rows, interactions.items[places]
+
+
+def expand(offsets: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions within ``groups``, and places in a list by groups with ``offsets``, of all members of these groups."""
+    counts = offsets.diff()[groups]
+    rows = torch.repeat_interleave(torch.arange(len(groups)), counts)
     within = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
-    return rows, interactions.items[interactions.offsets[users][rows] + within]
+    return rows, offsets[groups][rows] + within
 
 
 def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:

@@ -12,20 +12,32 @@ from torch.nn.functional import embedding, embedding_bag
 from fairfold.data.interactions import Interactions
 from fairfold.data.sampling import generator
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.metrics.ranking import Scorer, first_by_score, user_items
+from fairfold.metrics.ranking import Scorer, expand, first_by_score, user_items
 from fairfold.typing import FLOAT_BYTES
 
 LARGEST_SIDE = 16_384  # of a dense matrix, where the memory of the machine is not known
-MATRICES = 3  # matrices of single precision that a baseline has at a time
+KEPT_SIDE = 10_000  # of a Gram matrix that is kept for the next baseline of the same data: 400 MB
+GRAM_BLOCK = 512  # rows of a Gram matrix that are made at a time
+EXPANDED = 1 << 23  # products of a sparse sum that are in memory at a time
 
 
 def largest_side() -> int:
-    """Side of the largest matrix that a baseline takes by default: its matrices fill half of the memory at most."""
+    """Side of the largest matrix that a baseline takes by default: it fills half of the memory at most."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # another operating system
         return LARGEST_SIDE
-    return isqrt(memory // (2 * MATRICES * FLOAT_BYTES))
+    return isqrt(memory // (2 * FLOAT_BYTES))
+
+
+def invert(matrix: Tensor, device: torch.device | None = None) -> Tensor:
+    """Invert a symmetric positive definite matrix in its own memory, on ``device`` (a GPU where there is one)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    columns = matrix.to(device).mT  # LAPACK's order: a view, which its routines overwrite
+    info = torch.empty((), dtype=torch.int32, device=device)
+    torch.linalg.cholesky_ex(columns, check_errors=True, out=(columns, info))
+    torch.cholesky_inverse(columns, out=columns)
+    return matrix if matrix.device == columns.device else matrix.copy_(columns.mT)
 
 
 class BinaryMatrix:
@@ -64,18 +76,35 @@ class BinaryMatrix:
             dense[row, self.users_by_item[self.item_offsets[item] : self.item_offsets[item + 1]]] = 1
         return dense
 
-    def gram(self, of_users: bool, block: int = 512) -> Tensor:
-        """X Xᵀ (users) or Xᵀ X (items), built once, a block of rows at a time: its memory is that of the result."""
-        if of_users in self._grams:
-            return self._grams[of_users]
+    def gram(self, of_users: bool) -> Tensor:
+        """X Xᵀ (users) or Xᵀ X (items), to be overwritten, made a block of rows at a time: in the result's memory.
+
+        Small ones are kept, since a baseline is fitted with several settings, and others follow.
+        """
         count = self.train.num_users if of_users else self.train.num_items
-        result = torch.empty(count, count)
-        for start in range(0, count, block):
-            part = torch.arange(start, min(start + block, count))
-            product = self.times(self.rows(part).T) if of_users else self.transposed_times(self.columns(part).T)
-            result[part] = product.T
-        self._grams[of_users] = result
-        return result
+        if of_users not in self._grams:
+            result = torch.empty(count, count)
+            for part in torch.split(torch.arange(count), GRAM_BLOCK):
+                product = self.times(self.rows(part).T) if of_users else self.transposed_times(self.columns(part).T)
+                result[part] = product.T
+            if count > KEPT_SIDE:
+                return result
+            self._grams[of_users] = result
+        return self._grams[of_users].clone()
+
+    def in_common(self, items: Tensor) -> Tensor:
+        """Rows of Xᵀ X: how many users each of some items has in common with every item, float32 [items, all items]."""
+        if False in self._grams:
+            return self._grams[False][items]
+        which, places = expand(self.item_offsets, items)
+        users = self.users_by_item[places]
+        if int(self.train.counts_by_user[users].sum()) > min(EXPANDED, len(self.train) * len(items) // 16):
+            return self.transposed_times(self.columns(items).T).T  # long histories: sums of dense rows are faster
+        position, others = expand(self.train.offsets, users)
+        count = self.train.num_items
+        found = torch.zeros(len(items) * count)
+        found.index_add_(0, which[position] * count + self.train.items[others], torch.ones(len(others)))
+        return found.view(len(items), count)
 
 
 Observed = Interactions | BinaryMatrix  # a training set, or its matrix, whose products baselines share
@@ -104,13 +133,19 @@ class Ridge:
 
     With fewer items than users the same scores come from the other side, X C (C + λI)⁻¹ with C = Xᵀ X, as
     Xᵀ (X Xᵀ + λI)⁻¹ = (Xᵀ X + λI)⁻¹ Xᵀ. The side solved is a dense matrix, limited to ``largest``,
-    :func:`largest_side` by default, and takes about 12·side² bytes. Tune λ on held-out data: 10 suits about a hundred
-    heavy users, thousands need a hundred times that.
+    :func:`largest_side` by default, and takes 4·side² bytes: it is inverted in place, on ``device`` (:func:`invert`).
+    Tune λ on held-out data: 10 suits about a hundred heavy users, thousands need a hundred times that.
     """
 
     name = "ridge"
 
-    def __init__(self, train: Observed, penalty: float = 10.0, largest: int | None = None) -> None:
+    def __init__(
+        self,
+        train: Observed,
+        penalty: float = 10.0,
+        largest: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         if not penalty > 0:
             raise InvalidSettings(f"penalty = {penalty}", "more than 0", "Choose a positive penalty.")
         self._matrix = BinaryMatrix.of(train)
@@ -122,9 +157,9 @@ class Ridge:
             raise InvalidData(f"{users} users × {items} items", needed, remedy)
         self._by_users = users <= items
         self._penalty = penalty
-        shifted = self._matrix.gram(self._by_users).clone()
+        shifted = self._matrix.gram(self._by_users)
         shifted.diagonal().add_(penalty)
-        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
+        self._inverse = invert(shifted, device)
 
     def __call__(self, users: Tensor) -> Tensor:
         return self._scores(self._matrix, users)
@@ -156,8 +191,14 @@ class Ease(Ridge):
 
     name = "EASE"
 
-    def __init__(self, train: Observed, penalty: float = 100.0, largest: int | None = None) -> None:
-        super().__init__(train, penalty, largest)
+    def __init__(
+        self,
+        train: Observed,
+        penalty: float = 100.0,
+        largest: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(train, penalty, largest, device)
         self._left = self._by_others() if self._by_users else self._penalty * self._inverse.diagonal()
 
     def _by_others(self, block: int = 4096) -> Tensor:
@@ -180,20 +221,26 @@ class ItemNeighbors:
     """Item-kNN: scores an item by the similarity of those of its ``neighbors`` nearest items that the user has.
 
     Similarity of items with c_i and c_j users, c_ij in common: c_ij / (√(c_i c_j) + ``shrinkage``). Among equals the
-    more popular neighbor comes first, as items are numbered.
+    more popular neighbor comes first, as items are numbered. Made and kept without a matrix of items × items.
     """
 
     name = "item-kNN"
 
     def __init__(self, train: Observed, neighbors: int = 100, shrinkage: float = 10.0, block: int = 512) -> None:
         self._matrix = BinaryMatrix.of(train)
-        common, lengths = self._matrix.gram(of_users=False), self._matrix.train.counts_by_item.clamp(min=1).sqrt()
-        found = []
-        for rows in torch.split(torch.arange(len(common)), block):
-            similarity = common[rows] / (lengths[rows, None] * lengths + shrinkage)
+        items, lengths = self._matrix.train.num_items, self._matrix.train.counts_by_item.clamp(min=1).sqrt()
+        found, unlike = [], -torch.arange(items, dtype=torch.float32)  # below all others, and no two are equal
+        for rows in torch.split(torch.arange(items), block):
+            similarity = self._matrix.in_common(rows) / (lengths[rows, None] * lengths + shrinkage)
             similarity[range(len(rows)), rows] = 0
-            found.append(first_by_score(similarity, min(neighbors, len(common))))
-        self._similarity, self._nearest = (torch.cat(parts) for parts in zip(*found, strict=True))
+            found.append(first_by_score(torch.where(similarity > 0, similarity, unlike), min(neighbors, items)))
+        similarity, nearest = (torch.cat(parts) for parts in zip(*found, strict=True))
+        # Grouped by neighbor: which items count an item, and how much. What is not alike at all counts nothing.
+        neighbor, order = nearest.masked_fill(similarity <= 0, items).flatten().sort(stable=True)
+        order = order[: int((neighbor < items).sum())]
+        self._weights, self._targets = similarity.flatten()[order], order // nearest.shape[1]
+        counts = torch.bincount(neighbor[: len(order)], minlength=items)
+        self._offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
     def __call__(self, users: Tensor) -> Tensor:
         return self._scores(self._matrix, users)
@@ -203,8 +250,14 @@ class ItemNeighbors:
         return partial(self._scores, BinaryMatrix(histories))
 
     def _scores(self, rows: BinaryMatrix, users: Tensor) -> Tensor:
-        owners = rows.rows(users).T.contiguous()
-        return embedding_bag(self._nearest, owners, per_sample_weights=self._similarity, mode="sum").T
+        count = rows.train.num_items
+        scores = torch.zeros(len(users) * count)
+        owners, items = user_items(rows.train, users)
+        ends = self._offsets.diff()[items].cumsum(0)  # interactions in pieces of about as many products
+        for piece in torch.split(torch.arange(len(items)), torch.bincount(ends // EXPANDED).tolist()):
+            position, places = expand(self._offsets, items[piece])
+            scores.index_add_(0, owners[piece][position] * count + self._targets[places], self._weights[places])
+        return scores.view(len(users), count)
 
 
 AT_ONCE = 1 << 14  # interactions whose vectors are gathered at a time: they stay in the processor's cache

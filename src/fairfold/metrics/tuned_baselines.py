@@ -18,7 +18,8 @@ from fairfold.metrics.ranking_baselines import BinaryMatrix, Ease, ImplicitALS, 
 HELD_OUT = 0.2  # share of each user's training items that is held out for tuning
 VALIDATION_USERS, MAX_SPLITS = 1000, 3  # users of a split; with fewer there are several splits, so many at most
 UNRANKED = -1e30  # score of items that a baseline does not know
-TUNED_ITEMS = 4_000  # what needs a matrix of more items is tuned on the most popular ones, so many
+TUNED_SIDE, TUNED_ITEMS = 10_000, 4_000  # a larger matrix is tuned on the most popular items, so many, and says so
+NEIGHBOURED = 50_000  # items among which neighbors are found: it takes time by the square of their number, not memory
 
 V = TypeVar("V")
 # Splits of a training set: what is left, what is held out, and the users whose NDCG counts
@@ -54,7 +55,8 @@ class TunedBaseline:
     build: Callable[..., Scorer]  # from a training set and what was chosen
     values: tuple[tuple[float, ...], ...]  # candidates; as many for all
     template: str  # for the description of a value
-    side: Callable[[int, int], int]  # side of the largest matrix for so many users and items
+    side: Callable[[int, int], int]  # side of the matrix that it works on, for so many users and items
+    stored: bool = True  # whether this matrix is in memory as a whole
 
     def fit(self, matrix: BinaryMatrix, value: tuple[float, ...]) -> Any:
         """The fitted baseline for a value."""
@@ -82,7 +84,7 @@ STRONG_BASELINES = (
     ),
     TunedBaseline(
         "item-kNN", ItemNeighbors, ((10, 0.0), (20, 0.0), (50, 10.0), (100, 10.0), (200, 50.0), (400, 10.0)),
-        "{:g} neighbours, shrinkage {:g}", lambda _users, items: items,
+        "{:g} neighbours, shrinkage {:g}", lambda _users, items: items, stored=False,
     ),
 )  # fmt: skip
 
@@ -98,6 +100,7 @@ def tuned_strong_baselines(
     """NDCG@k of EASE, iALS and item-kNN, tuned on training data; arguments as for :func:`tuned_scorers`."""
     for name, score in tuned_scorers(data, k, stages, largest, kinds, known):
         yield name, evaluate_ranking(score, data.evaluated.train, data.evaluated.test, k)
+        del score
 
 
 def tuned_scorers(
@@ -111,15 +114,17 @@ def tuned_scorers(
     """EASE, iALS and item-kNN on all items that anybody has, or on those of a mask ``known``, one after another.
 
     What needs a matrix larger than ``largest`` (:func:`largest_side` by default) takes the most popular items that fit:
-    it is cut, as its name says. Items that a baseline does not have rank behind, by their numbers.
+    it is cut, as its name says. Neighbors are found without that matrix. A name also says where settings were chosen on
+    fewer items, for time. Items that a baseline does not have rank behind, by their numbers.
     """
     train, largest = data.train, largest_side() if largest is None else largest
     seen = train.counts_by_item > 0
     items = (seen if known is None else seen & known).nonzero().flatten()
     splits, whole = dict[int, Splits](), dict[int, BinaryMatrix]()
     for kind in kinds:
-        side = kind.side(data.num_users, len(items))
-        searched, taken = (len(items) if side <= limit else limit for limit in (TUNED_ITEMS, largest))
+        limit = largest if kind.stored else NEIGHBOURED
+        taken = len(items) if kind.side(data.num_users, len(items)) <= limit else limit
+        searched = taken if kind.side(data.num_users, taken) <= TUNED_SIDE else TUNED_ITEMS
         with stages(f"{kind.name} of {taken:,} items", 0):
             if searched not in splits:
                 splits[searched] = tuning_splits(restricted(train, most_popular(train, items, searched)))
@@ -133,7 +138,9 @@ def tuned_scorers(
                 fitted = fitted.fold_in(restricted(data.held_out_users.train, mine))
             score = rank_behind(fitted, mine, data.num_items)
             cut = f"{CUT}{taken:,} of {len(items):,} items" if taken < len(items) else f" of {taken:,} items"
-            yield f"{kind.name}{cut} ({kind.template.format(*value)})", score
+            where = f", chosen on {searched:,} items" if searched < taken else ""
+            yield f"{kind.name}{cut} ({kind.template.format(*value)}{where})", score
+            del fitted, score  # before the next one takes memory
 
 
 def most_popular(train: Interactions, items: Tensor, count: int) -> Tensor:
