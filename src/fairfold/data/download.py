@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -167,6 +167,16 @@ def _published_md5(url: str) -> str:
 
 
 @dataclass(frozen=True)
+class Published:
+    """What papers report on the split that a public data set comes with, which its numbers of interactions tell."""
+
+    train: int
+    test: int
+    metric: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class PublicDataset:
     """A public data set: where it comes from, under which terms, and which files it has."""
 
@@ -176,14 +186,26 @@ class PublicDataset:
     files: tuple[str, ...]  # files that are read
     downloads: tuple[Remote, ...] = ()  # none where a person has to accept terms, choose or run a script
     how: str = ""  # instructions where there is no download
+    published: Published | None = None
 
 
-def _public_dataset(name: str, files: list[str], downloads: Iterable[Any] = (), **texts: str) -> PublicDataset:
+def _public_dataset(
+    name: str, files: list[str], downloads: Iterable[Any] = (), published: Any = None, **texts: str
+) -> PublicDataset:
     remotes = tuple(Remote(**remote) for remote in downloads)
-    return PublicDataset(name, files=tuple(files), downloads=remotes, **texts)
+    known = None if published is None else Published(**published)
+    return PublicDataset(name, files=tuple(files), downloads=remotes, published=known, **texts)
 
 
 PUBLIC_DATASETS = {name: _public_dataset(name, **table) for name, table in _TABLES.items()}
+
+
+def published_results(name: str, train: int, test: int, metric: str) -> Mapping[str, float]:
+    """What papers report by a metric on a data set of this name, split into so many interactions."""
+    known = PUBLIC_DATASETS[name].published if name in PUBLIC_DATASETS else None
+    return (
+        known.values if known is not None and (known.train, known.test, known.metric) == (train, test, metric) else {}
+    )
 
 
 def data_folders(name: str, cache: str | Path | None = None) -> list[Path]:

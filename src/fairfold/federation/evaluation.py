@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairfold.config import Settings
 from fairfold.data import Interactions
+from fairfold.data.download import published_results
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import PopularityCounts
 from fairfold.federation.aggregation import ONE, Ranks
@@ -203,6 +204,14 @@ class Evaluator:
             }
         results = self._baseline_results.items()
         return {name: float(one.ndcg_by_user[torch.isin(one.users, users)].mean()) for name, one in results}
+
+    def published(self) -> Mapping[str, float]:
+        """What papers report on this split of a public data set."""
+        data, settings = self.federation.data, self.federation.plan.settings
+        split_anew = getattr(settings.data, "resplit", False)
+        if isinstance(data, ImageDataset) or split_anew or not settings.run.baselines:
+            return {}
+        return published_results(data.name, len(data.train), len(data.test), self.metric)
 
     def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:
         """NDCG of the server's model minus that of each baseline: mean over users, and its standard error.

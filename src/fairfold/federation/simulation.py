@@ -256,7 +256,7 @@ def _make_result(federation: Federation, evaluator: Evaluator, progress: Progres
         history=progress.history,
         groups=groups,
         quality=quality.server,
-        baselines=evaluator.baselines(evaluator.all_users),
+        baselines={**evaluator.baselines(evaluator.all_users), **evaluator.published()},
         users=len(evaluator.all_users),
         rejections=dict(progress.rejections.counts),
         counted=federation.data.counted if isinstance(federation.data, Dataset) else None,
