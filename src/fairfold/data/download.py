@@ -168,7 +168,7 @@ def _published_md5(url: str) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """What papers report on the split that a public data set comes with, which its numbers of interactions tell."""
+    """What papers report on the split that a public data set comes with, recognized by its numbers of interactions."""
 
     train: int
     test: int

@@ -20,7 +20,7 @@ from fairfold.federation.streaming import StreamsRows
 from fairfold.federation.training import as_input
 from fairfold.federation.updates import State, reduce_per_size
 from fairfold.metrics import RankingResult, evaluate_ranking
-from fairfold.metrics.ranking import Scorer, is_cut
+from fairfold.metrics.ranking import Scorer, is_cut, sampled_users
 from fairfold.metrics.rating import Predictor, correct_predictions, error_shares
 from fairfold.subspace import Capacity
 from fairfold.subspace.projection import Assignment
@@ -149,6 +149,8 @@ class Evaluator:
         images = isinstance(federation.data, ImageDataset)
         users = federation.clients.num_clients if images else federation.interactions.evaluated.num_users
         self.all_users = torch.arange(users)
+        ranked = not images and self.metric != "MSE"
+        self._sample = sampled_users(federation.interactions.evaluated.test) if ranked else self.all_users
         self._baselines, self._ranks = baselines, federation.sampler.ranks
         self._device = device or torch.device("cpu")
         self._baseline_results: dict[str, RankingResult] = {}
@@ -213,6 +215,16 @@ class Evaluator:
             return {}
         return published_results(data.name, len(data.train), len(data.test), self.metric)
 
+    def notes(self) -> list[str]:
+        """A sentence where not all users are evaluated."""
+        if isinstance(self.federation.data, ImageDataset):
+            return []
+        count, several = len(self._sample), int((self.federation.data.evaluated.test.counts_by_user > 0).sum())
+        drawn = (
+            f"evaluated: {count:,} of {several:,} users with held-out items, drawn by chance, the same in every run."
+        )
+        return [drawn] if count < several else []
+
     def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:
         """NDCG of the server's model minus that of each baseline: mean over users, and its standard error.
 
@@ -239,7 +251,11 @@ class Evaluator:
         data = self.federation.data
         if isinstance(data, ImageDataset) or not len(data.evaluated.test):
             return len(members) > 0
-        return bool(data.evaluated.test.counts_by_user[members].any())
+        return bool(data.evaluated.test.counts_by_user[self._evaluated(members)].any())
+
+    def _evaluated(self, users: Tensor) -> Tensor:
+        """Those of some users who are in the sample that is evaluated: all, where they are not very many."""
+        return users[torch.isin(users, self._sample)]
 
     def _size_quality(
         self, state: State, held: Assignment, vectors: Weights | None, users: Tensor
@@ -269,7 +285,7 @@ class Evaluator:
         data, ranks = self.federation.interactions.evaluated, self._ranks
         if ranks.num_ranks == 1 or not len(data.test):
             return self._evaluate_ranking(score, users)
-        tested = torch.unique(users[data.test.counts_by_user[users] > 0])
+        tested = torch.unique(self._evaluated(users))
         own = tested[tested % ranks.num_ranks == ranks.rank]
         by_user = torch.zeros(data.num_users, dtype=torch.float64)
         if len(own):
@@ -281,7 +297,8 @@ class Evaluator:
         data = self.federation.interactions.evaluated
         if not len(data.test):  # nothing is held out
             return RankingResult(float("nan"), users[:0], torch.zeros(0, dtype=torch.float64))
-        return evaluate_ranking(score, data.train, data.test, self.federation.plan.settings.run.top, users=users)
+        top = self.federation.plan.settings.run.top
+        return evaluate_ranking(score, data.train, data.test, top, users=self._evaluated(users))
 
 
 def _correctly_classified(model: nn.Module, clients: ImageClients) -> Tensor:

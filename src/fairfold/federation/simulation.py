@@ -260,7 +260,7 @@ def _make_result(federation: Federation, evaluator: Evaluator, progress: Progres
         users=len(evaluator.all_users),
         rejections=dict(progress.rejections.counts),
         counted=federation.data.counted if isinstance(federation.data, Dataset) else None,
-        notes=_result_notes(federation, plan, state, assignments),
+        notes=[*_result_notes(federation, plan, state, assignments), *evaluator.notes()],
         privacy=privacy_report(plan.settings),
         differences=evaluator.differences(state, assignments),
         by_user=evaluator.by_user,

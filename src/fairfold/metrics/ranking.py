@@ -24,12 +24,14 @@ import torch
 from torch import Tensor
 
 from fairfold.data.interactions import Interactions
+from fairfold.data.sampling import generator
 from fairfold.errors import InvalidData, InvalidSettings, InvalidVector, did_you_mean
 
 Scorer = Callable[[Tensor], Tensor]
 
 CUT = " cut to "  # in the name of a baseline that had to leave items out
 BATCH_ELEMENTS = 1 << 24  # scores held at a time, four bytes each: so many users make a batch
+LEAST_SAMPLED, MOST_SCORES = 10_000, 4_000_000_000  # users of a sample; scores of an evaluation of all of them
 NAMES = ("ndcg", "recall", "precision", "hit", "mrr", "map", "coverage", "novelty")
 NEEDS_DEPTH = ("coverage", "novelty")  # over the whole catalogue they say nothing
 NORMAL_95 = 1.959964  # a mean lies within so many standard errors, with a probability of 95 %
@@ -66,6 +68,17 @@ def users_with_tests(test: Interactions, users: Tensor | None = None) -> Tensor:
     """The users with test items, ascending; of ``users`` where these are given."""
     asked = torch.arange(test.num_users) if users is None else torch.unique(users)
     return asked[test.counts_by_user[asked] > 0]
+
+
+def sampled_users(test: Interactions) -> Tensor:
+    """The users with test items, ascending; a sample where to rank all items for all of them would take too long.
+
+    At least 10,000 are drawn, by chance, and in every run the same: models of the same data are compared by them.
+    """
+    found, most = users_with_tests(test), max(LEAST_SAMPLED, MOST_SCORES // test.num_items)
+    if len(found) <= most:
+        return found
+    return found[torch.randperm(len(found), generator=generator(0, 5))[:most]].sort().values
 
 
 def ranked_batches(

@@ -12,7 +12,7 @@ from fairfold.data.files import Stages, no_progress
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.partition import hold_out
 from fairfold.data.sampling import generator
-from fairfold.metrics.ranking import CUT, RankingResult, Scorer, evaluate_ranking
+from fairfold.metrics.ranking import CUT, RankingResult, Scorer, evaluate_ranking, sampled_users
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Ease, ImplicitALS, ItemNeighbors, largest_side
 
 HELD_OUT = 0.2  # share of each user's training items that is held out for tuning
@@ -99,7 +99,8 @@ def tuned_strong_baselines(
 ) -> Iterator[tuple[str, RankingResult]]:
     """NDCG@k of EASE, iALS and item-kNN, tuned on training data; arguments as for :func:`tuned_scorers`."""
     for name, score in tuned_scorers(data, k, stages, largest, kinds, known):
-        yield name, evaluate_ranking(score, data.evaluated.train, data.evaluated.test, k)
+        shown = data.evaluated
+        yield name, evaluate_ranking(score, shown.train, shown.test, k, users=sampled_users(shown.test))
         del score
 
 
