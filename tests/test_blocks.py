@@ -25,7 +25,7 @@ NOT_TYPED = {
     "make run": "it is `fairfold demo`, which is typed",
     "make test": "it runs these tests",
     "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
-    "fairfold demo --fleet": "it serves until it is stopped; tests/device/test_in_chromium.py runs its fleet",
+    "fairfold demo --fleet": "it serves until it is stopped; tests/device/test_in_chromium.py types it",
     "fairfold watch ": "it serves until it is stopped; tests/runs/test_watch.py starts it",
     "fairfold server start fleet --watch": "it serves until it is stopped; tests/runs/test_watch.py starts it",
     "fairfold federate --data goodreads-100": MANY,

@@ -54,5 +54,5 @@ export class Refusal extends Error {
   }
 }
 
-export const invalid = (given: string, needed: string): Refusal =>
+export const invalid = (given: string, needed = "what docs/protocol.md says"): Refusal =>
   new Refusal("InvalidMessage", given, needed, "Both sides must run the same fairfold.");

@@ -9,7 +9,7 @@ import { addObject, packRecords, packTree, parseRecords, splitObject, type Objec
 
 const APP_RAISED_EXCEPTION = 4; // Flower's code of an error in a reply
 const FETCH_PAUSES = [100, 300, 1000, 2000, 4000, 8000]; // milliseconds: a message may be announced before its objects are there
-const MAX_OBJECTS = 1 << 16, MAX_BYTES = 1 << 27; // of a message
+const MAX_OBJECTS = 1 << 16; // of a message
 const NOTHING = new Uint8Array(0);
 
 // A message that was pulled: metadata, and the tree of its objects, which are fetched one by one.
@@ -33,8 +33,8 @@ export class PulledMessage {
     this.head = bytesField(1, numberField(1, numberIn(this.metadata, 4)));
   }
 
-  // All objects, checked by their ids, as the message's records; nothing is confirmed yet.
-  async fetch(): Promise<Records> {
+  // All objects, of at most so many bytes, checked by their ids, as the message's records; nothing is confirmed yet.
+  async fetch(most: number): Promise<Records> {
     const objects: Objects = new Map(), pending = [this.tree];
     let size = 0;
     for (let tree = pending.pop(); tree; tree = pending.pop()) {
@@ -44,7 +44,7 @@ export class PulledMessage {
       const content = await this.fetchObject(id);
       objects.set(id, content);
       size += content.length;
-      if (objects.size > MAX_OBJECTS || size > MAX_BYTES) throw invalid("a message that is too large", `at most ${MAX_BYTES} bytes`);
+      if (objects.size > MAX_OBJECTS || size > most) throw invalid("a message that is too large", `at most ${most} bytes`);
     }
     return parseRecords(splitObject(objects.get(this.id)).children[0] ?? "", objects);
   }

@@ -52,6 +52,13 @@ export class BrowserStore implements Store {
     await ended;
   }
 
+  // All devices, and what is left of joining that was not finished.
+  static async clear(): Promise<void> {
+    const { objects, ended } = await parts("readwrite");
+    objects.clear();
+    await ended;
+  }
+
   // The devices of this browser.
   static async names(): Promise<string[]> {
     const keys = (await done((await parts("readonly")).objects.getAllKeys())) as [string, string][];

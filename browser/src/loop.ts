@@ -4,7 +4,7 @@ import type { Bytes } from "./bytes";
 import { PulledMessage, reasonOf } from "./exchange";
 import { Connection, Refused, type Call } from "./link";
 import type { Identity, Store } from "./state";
-import { Device, type Result } from "./tasks";
+import { Device, mostBytes, type Result } from "./tasks";
 
 const BUSY_POLL = 500, IDLE_POLL = 3000, BUSY_FOR = 60_000; // milliseconds; a while after some work it polls more often
 const MAX_PAUSE = 20_000, MAX_REFUSED_PAUSE = 300_000, RETRY_PAUSES = [1000, 2000, 4000, 8000], MAX_LOG = 200;
@@ -39,7 +39,7 @@ export class Loop {
 
   constructor(
     private readonly store: Store,
-    me: Identity,
+    private readonly me: Identity,
     private readonly report: (status: Status, entry?: LogEntry) => void,
   ) {
     this.connection = new Connection(me);
@@ -132,7 +132,7 @@ export class Loop {
     try {
       await this.store.put({ open: response });
       isOpen = true;
-      result = await this.device.reply(message.kind, await message.fetch());
+      result = await this.device.reply(message.kind, await message.fetch(mostBytes(this.me, message.kind)));
     } catch (error) {
       if (error instanceof Refused) throw error;
       reason = reasonOf(error);

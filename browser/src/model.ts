@@ -18,14 +18,14 @@ const factor = (code: number): number => (code ? Math.fround(Math.exp((code - ZE
 export function packedBytes(held: Held): number {
   const [count, columns] = held.kept, [rows, shapeColumns] = held.shape;
   if (![count, columns, rows, shapeColumns].every(Number.isSafeInteger) || count < 0 || count > rows || columns < 0 || columns > shapeColumns)
-    throw invalid("a cut tensor that is larger than its whole", "what FairStrategy sends");
+    throw invalid("a cut tensor that is larger than its whole");
   if (held.kind === "quantized rows") {
     if (!Number.isInteger(held.bits) || held.bits < 2 || held.bits > 8 || columns < FACTORS)
-      throw invalid("rows of other bits than 2 to 8", "what FairStrategy sends");
+      throw invalid("rows of other bits than 2 to 8");
     return count * (FACTORS + Math.ceil(((columns - FACTORS) * held.bits) / 8));
   }
   if (held.kind !== "quantized pairs" || columns !== 3 || !Number.isInteger(held.items) || held.items < 1 || held.items > MAX_ITEMS)
-    throw invalid("a tensor of unknown kind", "what FairStrategy sends");
+    throw invalid("a tensor of unknown kind");
   const width = itemBytes(held.items);
   return count ? 4 + (width + 1) * count + Math.min(held.items, width * count) : 0;
 }
@@ -51,7 +51,7 @@ function parseRows(content: Uint8Array, held: Held): Rows {
     for (let column = 0; column < columns; column++) {
       const bit = column * bits, at = start + (bit >> 3);
       const value = (((content[at]! | ((content[at + 1] ?? 0) << 8)) >> (bit & 7)) & mask) - most;
-      if (value > 127) throw invalid("a number that no row has", `${-most} to ${most}`);
+      if (value > 127) throw invalid("a number that no row has");
       values[row * columns + column] = value;
     }
   }
@@ -65,7 +65,7 @@ function parsePairs(content: Uint8Array, held: Held): { first: Int32Array; secon
   if (!count) return { first, second, value };
   const view = new DataView(content.buffer, content.byteOffset, content.byteLength);
   const unit = Math.fround(view.getFloat32(0, true) / 127);
-  if (!Number.isFinite(unit)) throw invalid("NaN or infinity", "finite numbers");
+  if (!Number.isFinite(unit)) throw invalid("NaN or infinity");
   const isCounted = items < width * count, end = 4 + (isCounted ? items : width * count);
   const itemAt = (at: number): number => view.getUint16(at, true) + (width > 2 ? content[at + 2]! << 16 : 0);
   if (isCounted) {
@@ -76,7 +76,7 @@ function parsePairs(content: Uint8Array, held: Held): { first: Int32Array; secon
   let kept = 0;
   for (let at = 0; at < count; at++) {
     const one = first[at]!, other = itemAt(end + width * at);
-    if (Math.max(one, other) >= items) throw invalid("a list of pairs of unknown items", `items below ${items}`);
+    if (Math.max(one, other) >= items) throw invalid("a list of pairs of unknown items");
     if (one === other) continue;
     first[kept] = one;
     second[kept] = other;

@@ -43,7 +43,6 @@ const button = (words: string, look: string, act: () => void): HTMLButtonElement
   made.onclick = act;
   return made;
 };
-const root = (): HTMLElement => document.querySelector("main")!;
 const wordsOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 const bytes = (size: number): string => (size < 1e3 ? `${size} B` : size < 1e6 ? `${(size / 1e3).toFixed(1)} kB` : `${(size / 1e6).toFixed(1)} MB`);
 
@@ -72,6 +71,7 @@ export async function show(): Promise<void> {
   const sheet = new CSSStyleSheet();
   sheet.replaceSync(style);
   document.adoptedStyleSheets = [sheet];
+  addEventListener("hashchange", () => location.reload()); // another invitation in the same tab
   if (!globalThis.crypto?.subtle || !globalThis.indexedDB || !navigator.locks)
     return say("This browser cannot be a device here.", "It needs a connection that is secure (https, or http://localhost), and a browser of 2025 or later.");
   try {
@@ -84,7 +84,7 @@ export async function show(): Promise<void> {
       if (!known.includes(invitation.name) && (await hold(invitation.name))) return await consent(invitation, given.length);
     if (!order.length && !given.length)
       return say("No invitation", "A fleet's operator gives you a link with an invitation in it. Open that link as a whole.");
-    say("This device is open in another tab", "Two tabs of one device would answer twice. When the other one is closed, this tab goes on by itself.");
+    say("This device is open in another tab", "Two tabs of one device would answer twice. This one goes on by itself when the other is closed.");
     const next = order[0] ?? given[0]!.name;
     if (await hold(next, true)) location.reload();
   } catch (error) {
@@ -92,10 +92,16 @@ export async function show(): Promise<void> {
   }
 }
 
-function say(title: string, words: string): void {
+let hasActed = false; // a person has joined or left: what comes then is a new page to whoever reads it aloud
+
+function turn(title: string, ...children: Child[]): void {
   document.title = title;
-  root().replaceChildren(element("h1", NONE, title), element("p", { role: "status" }, words));
+  const head = element("h1", { tabindex: "-1" }, title);
+  document.querySelector("main")!.replaceChildren(head, ...children);
+  if (hasActed) head.focus();
 }
+
+const say = (title: string, words: string): void => turn(title, element("p", { role: "status" }, words));
 
 // -- consent and joining ---------------------------------------------------------------------------------------------
 
@@ -127,7 +133,6 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
     return say("This invitation cannot be used now", `${wordsOf(error)} ${error instanceof Refused ? "Reload this page to try again." : ""}`);
   }
   const operator = fleet.operator || location.host, catalogue = fleet.catalogue ? (await fetchText("catalogue")).split("\n").slice(0, -1) : [];
-  document.title = `Join the fleet of ${operator}`;
   const chosen = element("div", { "aria-live": "polite" }), problem = element("p", { class: "bad", role: "alert" });
   const file = element("input", { type: "file", id: "file", accept: ".csv,.tsv,text/csv,text/plain" });
   const capacity = element("select", { id: "capacity" }, ...CAPACITIES.map(([value, words]) => element("option", { value }, words)));
@@ -148,7 +153,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
         element("p", NONE, `${from}: ${rows.length} rows, ${items.length} items${users > 1 ? `, ${users} users` : ""}.`,
           unknown.length ? ` ${unknown.length} items are not in the catalogue, and are left out, such as "${unknown[0]!.slice(0, 60)}".` : ""),
         list(items.slice(0, SHOWN)), element("p", { class: "soft" }, items.length > SHOWN ? `and ${items.length - SHOWN} more. ` : "",
-          "A tenth of the rows is set aside: it measures how good recommendations are, and trains nothing.",
+          "A tenth of the rows is set aside: it trains nothing, and measures how good recommendations are.",
           users > 1 ? " An invitation says for how many users a device may speak: of more, the first ones are taken." : ""));
       join.disabled = false;
     } catch (error) {
@@ -175,6 +180,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
         minCohort: Math.max(2, cohort.valueAsNumber || MIN_COHORT),
       };
       await store.put({ device: me, keys: null, data: ofFirst(data!, me.users), catalogue: catalogue.join("\n") });
+      hasActed = true;
       await member(store);
     } catch (error) {
       join.disabled = false;
@@ -182,8 +188,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
     }
   };
 
-  root().replaceChildren(
-    element("h1", NONE, `Join the fleet of ${operator}`),
+  turn(`Join the fleet of ${operator}`,
     element("p", NONE, "Devices of many people train a model that recommends. This browser becomes one of them; your file stays in it."),
     section("Who runs it", element("p", NONE, fleet.operator ? `${fleet.operator} says that it runs this fleet, at ${location.host}. ` : `The server does not say who runs it. Its address is ${location.host}. `,
       "Ask the person who gave you the link."), element("p", { class: "soft" }, `Its authority: ${fleet.authority}`)),
@@ -199,7 +204,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
       element("label", { class: "line", for: "secure" }, secure, element("span", NONE, "Only secure runs: refuse plain ones.")),
       element("label", { for: "cohort" }, "Fewest devices of a secure sum (from few, a server could work out single histories)"), cohort),
     problem, join,
-    element("p", { class: "soft" }, "Joining stores this device in this browser. It works while a tab of it is open. You can leave at any time, and delete everything here."));
+    element("p", { class: "soft" }, "Joining stores this device in this browser. It works while its tab is open. You can leave at any time, and delete everything here."));
   listen();
   if (waiting) offer(...waiting);
 }
@@ -222,7 +227,6 @@ function share(rows: Row[], place: number, many: number): Row[] {
 async function member(store: BrowserStore): Promise<void> {
   const me = (await store.get<Identity>("device"))!, data = (await store.get<Data>("data"))!;
   sessionStorage.setItem(TAB, store.name);
-  document.title = `A device of ${me.operator}`;
   const status = element("p", { role: "status", id: "status" }, "Starting."), rounds = element("tbody"), best = element("div", { "aria-live": "polite" });
   const users = Object.keys(data.train), user = element("select", { id: "user" }, ...users.map((name) => element("option", { value: name }, name || "me")));
   const worker = new Worker("/device.js"), order = (what: Order): void => worker.postMessage(what);
@@ -239,7 +243,7 @@ async function member(store: BrowserStore): Promise<void> {
   };
   const recommendations = async (): Promise<void> => {
     const model = await store.get<StoredModel>("model");
-    if (!model) return best.replaceChildren(element("p", NONE, "They come when the model has arrived, after the last round. They are computed here, also without a network."));
+    if (!model) return best.replaceChildren(element("p", NONE, "They come with the model, after the last round, and are computed here, also without a network."));
     try {
       const names = ((await store.get<string>("catalogue")) ?? "").split("\n"), own = data.train[user.value] ?? [];
       const found = await recommend(model.file, own, TOP), lines = found.map(([item]) => names[item] || `item ${item}`);
@@ -266,26 +270,27 @@ async function member(store: BrowserStore): Promise<void> {
     status.className = "bad";
   };
   const forget = async (): Promise<void> => {
+    hasActed = true;
     worker.terminate();
     await store.delete();
     sessionStorage.removeItem(TAB);
     if (!(await BrowserStore.names()).length) {
+      await BrowserStore.clear();
       for (const registration of (await navigator.serviceWorker?.getRegistrations()) ?? []) await registration.unregister();
       await caches.delete("fairfold");
     }
     history.replaceState(null, "", "/");
-    say("This browser has left the fleet", "Everything of this device is deleted here: keys, data, model. What earlier rounds summed up stays in those runs' models; new runs begin without you.");
+    say("This browser has left the fleet", "Keys, data and model of this device are deleted here. What earlier rounds summed up stays in their models; new runs begin without you.");
   };
   const leave = button("Leave and delete everything", "danger", () => {
-    if (!confirm("Leave the fleet, and delete this device's keys, data and model from this browser?")) return;
+    if (!confirm("Leave the fleet, and delete keys, data and model of this device?")) return;
     leave.disabled = true;
     status.textContent = "Leaving.";
     order({ leave: true });
     setTimeout(() => void forget(), 5000); // a server that does not answer holds up nobody
   });
   const total = new Set(Object.values(data.train).flat()).size, size = CAPACITIES.find(([value]) => value === me.capacity)?.[1] ?? me.capacity;
-  root().replaceChildren(
-    element("h1", NONE, `A device of ${me.operator}`),
+  turn(`A device of ${me.operator}`,
     element("p", { class: "soft" }, `${total} items${users.length > 1 ? ` of ${users.length} users` : ""}; it holds ${size}; ${me.level === "secure" ? "secure sums only" : "plain or secure runs"}. Leave this tab open, it may be in the background.`),
     element("div", { class: "panel" }, status),
     section("Recommendations", ...(users.length > 1 ? [element("label", { for: "user" }, "For"), user] : []), best),

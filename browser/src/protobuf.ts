@@ -38,7 +38,7 @@ export const packedDoubles = (field: number, ...numbers: number[]): Bytes => byt
 export function parseFields(content: Bytes): Fields {
   const found: Fields = new Map();
   let place = 0;
-  const broken = () => invalid("bytes that are no message", "what Flower sends");
+  const broken = () => invalid("bytes that are no message");
   const number = (): bigint => {
     for (let value = 0n, shift = 0n; ; shift += 7n) {
       const byte = content[place++];

@@ -42,7 +42,7 @@ export function splitObject(content: Bytes | undefined): { kind: string; childre
   const [kind, children, length] = content && end > 0 ? text(content.subarray(0, end)).split(" ") : [];
   const body = content?.subarray(end + 1);
   if (!body || kind === undefined || children === undefined || Number(length) !== body.length)
-    throw invalid("an object of another length than it says", "a whole one");
+    throw invalid("an object of another length than it says");
   return { kind, children: children ? children.split(",") : [], body };
 }
 
@@ -62,7 +62,7 @@ export function parseJson(content: Bytes | string): any {
     const found = JSON.parse(typeof content === "string" ? content : text(content));
     if (found !== null && typeof found === "object") return found;
   } catch {} // said below
-  throw invalid("what is no JSON object", "one");
+  throw invalid("what is no JSON object");
 }
 
 // -- vectors ---------------------------------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ const HEADER = /^\{'descr': '(.{3})', 'fortran_order': False, 'shape': \((\d{1,1
 export function parseVector(data: Bytes, dtype: string, size: number): Vector {
   const start = 10 + data[8]! + 256 * data[9]!;
   const type = TYPES.find(([name]) => name === dtype);
-  if (!type) throw invalid(`an array of type ${String(dtype).slice(0, 20)}`, "numbers");
+  if (!type) throw invalid(`an array of type ${String(dtype).slice(0, 20)}`);
   const head = MAGIC.every((byte, place) => data[place] === byte) && start <= MAX_HEADER_BYTES
     ? HEADER.exec(String.fromCharCode(...data.subarray(10, start))) : null;
   if (!head || head[1] !== type[1] || Number(head[2]) !== size)
-    throw invalid("not an array as numpy writes it", `${size} numbers of .npy version 1`);
-  if (data.length - start !== size * type[2].BYTES_PER_ELEMENT) throw invalid("wrong size", `${size} numbers`);
+    throw invalid("not an array as numpy writes it");
+  if (data.length - start !== size * type[2].BYTES_PER_ELEMENT) throw invalid("wrong size");
   const numbers = new type[2](data.slice(start).buffer);
   return numbers instanceof Uint16Array ? Float32Array.from(numbers, single) : numbers;
 }
@@ -148,7 +148,7 @@ function parseArray(id: string, objects: Objects): Vector {
   const { children, body } = splitObject(objects.get(id));
   const { dtype, shape, stype, arraychunk_ids: places } = parseJson(body);
   if (stype !== "numpy.ndarray" || !Array.isArray(shape) || shape.length !== 1 || !Array.isArray(places))
-    throw invalid("wrong type", "a vector as numpy writes it");
+    throw invalid("wrong type");
   const data = join(...places.map((place) => splitObject(objects.get(children[place]!)).body));
   return parseVector(data, dtype, shape[0]);
 }

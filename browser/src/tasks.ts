@@ -32,7 +32,7 @@ export interface Result {
 
 export function idIn(facts: Facts, key: string): string {
   const text = facts[key];
-  if (typeof text !== "string" || !/^[0-9a-f]{1,16}$/.test(text)) throw invalid(`no ${key}`, "sixteen hexadecimal digits");
+  if (typeof text !== "string" || !/^[0-9a-f]{1,16}$/.test(text)) throw invalid(`no ${key}`);
   return text.replace(/^0+(?=.)/, "");
 }
 
@@ -45,7 +45,7 @@ function numberIn(facts: Facts, key: string, most: number, least = 0): number {
 
 function tableIn(facts: Facts, key: string): any {
   const text = facts[key];
-  if (typeof text !== "string" || text.length > MAX_TEXT) throw invalid(`no readable ${key}`, `a text of at most ${MAX_TEXT} characters`);
+  if (typeof text !== "string" || text.length > MAX_TEXT) throw invalid(`no readable ${key}`);
   return parseJson(text);
 }
 
@@ -63,6 +63,10 @@ export function budget(capacity: string, full: number): number {
   return Math.floor(Number(amount) * (letter[1] === "i" ? 1024 : 1000) ** " kmgt".indexOf(letter.length > 1 ? letter[0]! : " "));
 }
 
+// The most bytes that are fetched of a message: of one with a model by the capacity, with rows of at most 1,024 numbers.
+export const mostBytes = ({ capacity, items }: Identity, kind: string): number =>
+  /train|evaluate|model/.test(kind) ? budget(capacity, 4096 * items) + 16 * items + (1 << 22) : 1 << 27;
+
 export class Device {
   constructor(
     readonly store: Store,
@@ -78,7 +82,7 @@ export class Device {
       return await this.answer(kind, records);
     } catch (error) {
       if (this.inRound) await this.store.put({ round: null }); // no second reply to its request
-      throw error;
+      throw error instanceof TypeError || error instanceof RangeError ? invalid(`a message that cannot be carried out (${error.message})`) : error;
     }
   }
 
@@ -92,6 +96,7 @@ export class Device {
       case "query.statistics": return this.statistics(records, me);
       case "query.numbering": return this.numbering(records);
       case "query.model": return this.model(records, me);
+      case "query.rows": throw otherAlgorithm(PASSING);
       case "train": return this.train(records, me);
       case "evaluate": return this.evaluate(records, me);
       case "query.secure_keys":
@@ -99,7 +104,7 @@ export class Device {
       case "query.secure_shares": case "query.secure_sign": case "query.secure_reveal":
         return secureFacts(await secureStep(this.store, me, kind, secureIn(facts)));
       default:
-        throw invalid(`a message of kind ${kind.slice(0, 40)}`, "one of docs/protocol.md");
+        throw invalid(`a message of kind ${kind.slice(0, 40)}`);
     }
   }
 
@@ -131,9 +136,9 @@ export class Device {
     if (facts.ratings === true) throw otherAlgorithm("a run with ratings");
     const { items, start, stop } = windowIn(facts), numbers = arrays.numbers;
     if (!(numbers instanceof BigInt64Array) || numbers.length !== stop - start)
-      throw invalid("other numbers than were announced", `${stop - start} numbers`);
+      throw invalid("other numbers than were announced");
     if (numbers.some((number) => number < 0n || number >= BigInt(items)))
-      throw invalid("numbers beyond the catalogue", `numbers from 0 to ${items - 1}`);
+      throw invalid("numbers beyond the catalogue");
     const state = await this.state(), numbering = idIn(facts, "numbering"), { train, heldOut } = await this.data();
     const known = new Map(state.numbering === numbering ? state.numbers : []);
     const histories = [...Object.values(train), ...Object.values(heldOut)];
@@ -201,26 +206,27 @@ export class Device {
   private task({ facts, arrays, coded }: Records, me: Identity, settings: any, evaluates: boolean): Task {
     requireDefault(settings, facts);
     const projections: Projections = tableIn(facts, "projections"), context = tableIn(facts, "context");
+    if (context.stream) throw otherAlgorithm(PASSING);
     const items = numberIn(facts, "items", MAX_ITEMS, 1), names = Object.keys(projections).filter((name) => name !== NEIGHBORS).sort();
     if (names.join() !== [PAIRS, POPULARITY, ROWS].join() || !["sum", "quality"].includes(Object.keys(context).join()))
-      throw invalid("other tensors than the model's", "rows, pairs and popularity");
+      throw invalid("other tensors than the model's");
     const head = projections[ROWS]!.shape[0];
     if (!(head >= 1 && head <= Math.min(items, MAX_HEAD, settings.algorithm.max_items)))
       throw invalid("a model of more items than the catalogue", `at most ${items}`);
     if ([PAIRS, NEIGHBORS].some((name) => projections[name] && projections[name]!.items !== head))
-      throw invalid("a list of pairs of unknown items", `items below ${head}`);
+      throw invalid("a list of pairs of unknown items");
     let size = 0;
     for (const [name, held] of Object.entries(projections)) {
       size += packedBytes(held);
       if (!(coded[name] instanceof Uint8Array) || coded[name].length !== packedBytes(held))
-        throw invalid("tensors of other lengths than their sizes", "what was agreed");
+        throw invalid("tensors of other lengths than their sizes");
     }
     if (size > budget(me.capacity, items * settings.subspace.reference_factors * 4))
       throw new Refusal("InvalidCapacity", `a task of ${size} bytes`, `at most ${me.capacity}`, "Ask this device first.");
     const scale = Array.isArray(facts.scales) ? facts.scales[0] : undefined;
     const request = Array.from((arrays.request as Float32Array) ?? [], (number) => number * (scale ?? NaN));
     if (request.length !== 4 || !request.every(Number.isFinite) || request[3]! < 0)
-      throw invalid("a request that is no four numbers", "what FairStrategy sends");
+      throw invalid("a request that is no four numbers");
     const kept = context.sum ? context.sum.kept?.[0] : 0;
     const [part, parts] = context.sum?.part ?? [0, 1];
     if (!Number.isInteger(kept) || kept < 0 || kept > partSize(head) || !(part >= 0 && part < parts && parts <= 16))
@@ -259,7 +265,7 @@ export class Device {
       this.inRound = true;
       return opened;
     }
-    if (level !== "plain") throw invalid("an unknown level of privacy", LEVELS.join(" or "));
+    if (level !== "plain") throw invalid("an unknown level of privacy");
     if (accepted !== "plain") throw refuse("a request for a reply without masks", `secure sums alone (privacy=${accepted})`);
     return null;
   }
@@ -272,14 +278,15 @@ const secureFacts = (message: Bytes): Result => ({ reply: [["fairfold", { versio
 
 function secureIn(facts: Facts): Bytes {
   if (facts.secure instanceof Uint8Array && facts.secure.length <= 1 << 26) return facts.secure;
-  throw invalid("no message of secure aggregation", "one");
+  throw invalid("no message of secure aggregation");
 }
 
 function requireDefault(settings: any, facts: Facts): void {
   if (settings?.algorithm?.kind !== "co_occurrence" || "image_shape" in facts) throw otherAlgorithm(`a run of ${String(settings?.algorithm?.kind).slice(0, 40)}`);
 }
 
-// What torch trains needs a program: said, so that the server goes on without this device.
+// What a browser does not compute needs a program: said, so that the server goes on without this device.
+const PASSING = "a run with rows that pass by";
 const otherAlgorithm = (what: string): Refusal =>
   new Refusal("RequestRefused", what, "one of the default algorithm, which a browser computes", "Use `fairfold node` for this run.");
 
@@ -300,7 +307,7 @@ interface ModelFile {
 
 export async function parseModel(file: Bytes | undefined): Promise<ModelFile> {
   const length = file && file.length > 8 ? Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true)) : Infinity;
-  if (!file || length > file.length - 8) throw invalid("a model file that is cut off", "a whole one");
+  if (!file || length > file.length - 8) throw invalid("a model file that is cut off");
   const { __metadata__: metadata, ...described } = parseJson(file.subarray(8, 8 + length));
   const tensors: ModelFile["tensors"] = {}, names = Object.keys(described).sort();
   for (const name of names) {
@@ -309,11 +316,11 @@ export async function parseModel(file: Bytes | undefined): Promise<ModelFile> {
   }
   const { sha256: checksum, ...rest } = metadata, shapes = names.map((name) => [name, [tensors[name]!.dtype, tensors[name]!.shape]]);
   const sealed = join(utf8(pythonJson([rest, Object.fromEntries(shapes)], true)), ...names.map((name) => tensors[name]!.bytes));
-  if (hex(await sha256(sealed)) !== checksum) throw invalid("a model with another checksum than it says", "a whole model");
-  if (rest.format !== MODEL_FORMAT) throw invalid(`a model of format ${String(rest.format).slice(0, 20)}`, `format ${MODEL_FORMAT}`);
+  if (hex(await sha256(sealed)) !== checksum) throw invalid("a model with another checksum than it says");
+  if (rest.format !== MODEL_FORMAT) throw invalid(`a model of format ${String(rest.format).slice(0, 20)}`);
   for (const [name, held] of Object.entries(parseJson(rest.projections) as Projections))
     if (held.kind.startsWith("quantized") && tensors[name]?.bytes.length !== packedBytes(held))
-      throw invalid("tensors of other lengths than their sizes", "a whole model");
+      throw invalid("tensors of other lengths than their sizes");
   return { tensors, metadata: rest };
 }
 

@@ -65,11 +65,13 @@ class Server {
   taken = []; // ids of the records of good replies, in their order
   objects = new Map(); // of the open message
   missing = new Set(); // objects of the announced reply
+  asked = []; // ids of objects
   requests = 0;
   created = 1;
   before = () => {}; // called before and after each request; a promise that it returns is waited for
   after = () => {};
   change = (step) => step;
+  extra = []; // objects that a message has besides
 
   async announce() {
     const { kind, message } = this.change(this.waiting[0]), metadata = join(numberOf(1, 5), numberOf(3, 1), numberOf(4, 7), doubleOf(7, 1e6),
@@ -81,7 +83,8 @@ class Server {
       const [, children] = textOf(this.objects.get(name).subarray(0, 1000)).split(" ");
       return join(bytesOf(1, utf8(name)), ...children.split(",").filter(Boolean).map((child) => bytesOf(2, tree(child))));
     };
-    return this.announced = join(bytesOf(2, bytesOf(1, metadata)), bytesOf(3, tree(id)));
+    const more = this.extra.map(([name, one]) => (this.objects.set(name, one), bytesOf(2, bytesOf(1, utf8(name)))));
+    return join(bytesOf(2, bytesOf(1, metadata)), bytesOf(3, join(tree(id), ...more)));
   }
 
   async respond(name, body) {
@@ -92,7 +95,11 @@ class Server {
       case "pull-messages":
         // Flower gives a message once; one that was pulled and has no reply is lost with its page, and sent anew.
         return this.waiting.length ? this.announce() : new Promise(() => this.done());
-      case "pull-object": return join(numberOf(1, 1), numberOf(2, 1), bytesOf(3, this.objects.get(textOf(fields.get(3)[0]))));
+      case "pull-object": {
+        const id = textOf(fields.get(3)[0]);
+        this.asked.push(id);
+        return join(numberOf(1, 1), numberOf(2, 1), bytesOf(3, this.objects.get(id)));
+      }
       case "confirm-message-received": return new Uint8Array(0);
       case "push-messages": {
         const [message] = fields.get(2), metadata = parseFields(parseFields(message).get(1)[0]), error = parseFields(message).get(3)?.[0];
@@ -141,7 +148,7 @@ async function serve(server, store, { ends = () => Infinity, atMost = 6 } = {}) 
   return { said, isDone };
 }
 
-const identity = { id: given.name.split("\n")[0], capacity: given.capacity, level: "plain", minCohort: 100, pem: "key", key: {} };
+const identity = { id: given.name.split("\n")[0], capacity: given.capacity, items: 60, level: "plain", minCohort: 100, pem: "key", key: {} };
 async function newStore() {
   const store = new Store(), { parseCsv, histories } = globalThis.fairfold;
   const rows = parseCsv(given.steps.find((step) => step.file).file).map(({ user, item }) => [user, Number(item), item]);
@@ -234,6 +241,33 @@ await during("a repeated message", async () => {
   check("goes on", isDone);
   check("the same reply again, but for an update that was acknowledged meanwhile", server.taken, undisturbed.taken.flatMap((id) => [id, id]));
   check("state", store.kept(), first.kept());
+});
+
+await during("a message beyond the capacity", async () => {
+  const server = new Server(), store = await newStore(), large = [1, 2].map((value) => new Uint8Array(6_000_000).fill(value));
+  const names = await Promise.all(large.map(async (one) => hex(await sha256(one))));
+  let state = null;
+  server.before = () => {
+    const isRefused = server.replies.some(([, , reason]) => reason);
+    if (isRefused && server.extra.length) check("unchanged", store.kept().state, state);
+    if (!isRefused) state = store.kept().state;
+    server.extra = server.waiting[0]?.kind === "train" && !isRefused ? names.map((name, place) => [name, large[place]]) : [];
+  };
+  const { said, isDone } = await serve(server, store);
+  check("a sentence", said.some(([, words]) => words.includes("a message that is too large; needed: at most")));
+  check("it stops asking", names.filter((name) => server.asked.includes(name)).length, 1);
+  check("it goes on", [isDone, store.kept()], [true, first.kept()]);
+});
+
+await during("rows that pass by", async () => {
+  const store = await newStore(), { message } = steps.find(({ kind }) => kind === "train"), objects = new Map(Object.entries(message.objects).map(([id, one]) => [id, unbase64(one)]));
+  const records = globalThis.fairfold.parseRecords(message.id, objects), before = store.kept();
+  records.facts.context = JSON.stringify({ ...JSON.parse(records.facts.context), stream: { kind: "quantized rows" } });
+  for (const [kind, given] of [["train", records], ["query.rows", { facts: { version: 9 }, arrays: {}, coded: {} }]]) {
+    const error = await new Device(store).reply(kind, given).catch((one) => one);
+    check(`${kind}: a sentence`, error.message, "a run with rows that pass by; needed: one of the default algorithm, which a browser computes. Use `fairfold node` for this run.");
+  }
+  check("unchanged", [store.kept().state, records.facts.version], [before.state, 9]);
 });
 
 await during("a server of another version", async () => {

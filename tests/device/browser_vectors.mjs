@@ -1,11 +1,7 @@
 // Runs the test vectors against the built browser device: node browser_vectors.mjs BUILT FOLDER; prints what differs.
-import { readFileSync } from "node:fs";
-import { createRequire } from "node:module";
+import { big, device, drawAs, giveFile, Memory, objectsOf, ownerOf, read } from "./browser_device.mjs";
 
-const [, , built, folder] = process.argv;
-createRequire(import.meta.url)(built);
-const device = globalThis.fairfold, { hex, unhex, unbase64, base64, Double } = device;
-const read = (name) => JSON.parse(readFileSync(`${folder}/${name}.json`, "utf8"));
+const { hex, unhex, unbase64, base64, Double } = device;
 const found = {};
 let group = "";
 
@@ -27,19 +23,6 @@ async function during(name, body) {
     found[group].wrong.push(error.stack);
   }
 }
-
-class Memory {
-  parts = new Map();
-  async get(part) {
-    return structuredClone(this.parts.get(part));
-  }
-  async put(changed) {
-    for (const [part, value] of Object.entries(changed)) value === null ? this.parts.delete(part) : this.parts.set(part, structuredClone(value));
-  }
-}
-
-const objectsOf = (named) => new Map(Object.entries(named).map(([id, content]) => [id, unbase64(content)]));
-const big = (digits) => BigInt("0x" + digits);
 
 // -- parts -----------------------------------------------------------------------------------------------------------
 
@@ -205,36 +188,12 @@ await during("secure", async () => {
 
 const shortened = (id) => id.replace(/^0+(?=.)/, "");
 
-async function ownerOf({ capacity, name: id, identity, min_cohort }) {
-  const { subtle } = crypto, me = { id, capacity, level: identity ? "secure" : "plain", minCohort: min_cohort ?? 100 };
-  if (!identity) return me;
-  const pkcs8 = unbase64(identity.key_pkcs8), point = pkcs8.slice(-97), algorithm = { name: "ECDSA", namedCurve: "P-384" };
-  const seed = device.join(unhex("302e020100300506032b657004220420"), unhex(identity.signer));
-  const privateKey = await subtle.importKey("pkcs8", seed, "Ed25519", true, ["sign"]), { x } = await subtle.exportKey("jwk", privateKey);
-  return {
-    ...me,
-    key: { privateKey: await subtle.importKey("pkcs8", pkcs8, algorithm, false, ["sign"]), publicKey: await subtle.importKey("raw", point, algorithm, true, ["verify"]) },
-    signer: { privateKey, publicKey: await subtle.importKey("jwk", { kty: "OKP", crv: "Ed25519", x }, "Ed25519", true, ["verify"]) },
-    certificate: unhex(identity.certificate),
-  };
-}
-
-function drawAs(draws) {
-  const bytes = draws?.mask_secret && [draws.mask_secret, draws.share_secret, draws.seed, draws.nonce].map(unhex);
-  const numbers = draws?.seed_factors && [...draws.seed_factors, ...draws.mask_secret_factors].map(big);
-  device.source.bytes = (size) => bytes?.shift() ?? new Uint8Array(size);
-  device.source.below = () => numbers?.shift() ?? 1n;
-}
-
 async function replay(name, given) {
   const store = new Memory(), { holdout, steps } = given;
   await store.put({ device: await ownerOf(given) });
   for (const [number, step] of steps.entries()) {
     const what = `${name}, step ${number}, ${step.kind}`;
-    if (step.file) {
-      const rows = device.parseCsv(step.file).map(({ user, item }) => [user, Number(item), item]);
-      await store.put({ data: await device.histories(rows, holdout) });
-    }
+    await giveFile(store, step, holdout);
     drawAs(step.draws);
     const { reply } = await new device.Device(store).reply(step.kind, device.parseRecords(step.message.id, objectsOf(step.message.objects)));
     const expected = device.parseRecords(step.reply.id, objectsOf(step.reply.objects));
@@ -277,10 +236,7 @@ async function refuses(given) {
   await store.put({ device: await ownerOf(given) });
   let refused = 0;
   for (const step of steps) {
-    if (step.file) {
-      const rows = device.parseCsv(step.file).map(({ user, item }) => [user, Number(item), item]);
-      await store.put({ data: await device.histories(rows, holdout) });
-    }
+    await giveFile(store, step, holdout);
     const objects = objectsOf(step.message.objects), before = structuredClone(store.parts);
     for (let number = 0; number < 25; number++) {
       drawAs(step.draws);

@@ -9,17 +9,20 @@ import base64
 import json
 import random
 import shutil
+import struct
+import subprocess
 import sys
 import tempfile
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from fairfold.checksums import PARSE_ERRORS, line_with_checksum
 from fairfold.config.files import load_settings
-from fairfold.device.records import parse_records
+from fairfold.device.records import pack_records, parse_records
 from fairfold.device.requests import NeedsWorker
 from fairfold.device.store import FILE
 from fairfold.device.tasks import SmallDevice
@@ -203,10 +206,48 @@ def fuzz_objects(count: int, seed: int) -> Counter[str]:
     return outcomes
 
 
+def spoiled_objects(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Spoiled messages of the default algorithm as objects that are whole, for a device in another language."""
+    draw, made = random.Random(seed), 0
+    sessions = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in ("session", "secure_session")}
+    while made < count:
+        session = draw.choice(list(sessions))
+        steps = sessions[session]["devices"][0]["steps"]
+        number = draw.randrange(len(steps))
+        given, objects = steps[number]["message"], dict[str, bytes]()
+        records = parse_records(given["id"], {name: base64.b64decode(one) for name, one in given["objects"].items()})
+        try:
+            tree = pack_records(spoiled(draw, records), objects)
+        except (*PARSE_ERRORS, ArithmeticError, AttributeError, TypeError, struct.error):
+            continue  # nothing that could be sent
+        made += 1
+        named = {name: base64.b64encode(one).decode() for name, one in objects.items()}
+        yield {
+            "session": session,
+            "step": number,
+            "kind": steps[number]["kind"],
+            "id": tree.object_id,
+            "objects": named,
+        }
+
+
+def fuzz_browser(count: int, seed: int) -> Counter[str]:
+    """Give them to the browser device under node, which ends with an error where one is taken that should not be."""
+    here = Path(__file__).parent
+    command = ["node", str(here / "browser_fuzz.mjs"), str(here / "browser_parts.js"), str(FOLDER)]
+    lines = "".join(json.dumps(one) + "\n" for one in spoiled_objects(count, seed))
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Counter(json.loads(done.stdout))
+
+
 def main() -> None:
     """Print the outcomes."""
     count, seed = (int(word) for word in (*sys.argv[1:], "2000", "1")[:2])
-    for what, times in sorted((fuzz(count, seed) + fuzz_objects(count, seed)).items()):
+    outcomes = fuzz(count, seed) + fuzz_objects(count, seed)
+    if shutil.which("node"):
+        outcomes += Counter({f"browser, {what}": times for what, times in fuzz_browser(count, seed).items()})
+    for what, times in sorted(outcomes.items()):
         sys.stdout.write(f"{times:9} {what}\n")
 
 

@@ -1,4 +1,4 @@
-"""Spoiled messages are refused by the small device, in Python and in C, or harmless; the browser's are in test_browser.
+"""Spoiled messages are refused by the small device, in Python, TypeScript and C, or harmless.
 
 ``tests/device/fuzz.py`` and ``device_fuzz.c`` run any number.
 """
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.device.fuzz import fuzz, fuzz_objects
+from tests.device.fuzz import fuzz, fuzz_browser, fuzz_objects
+from tests.device.test_browser import needs_node
 from tests.device.test_native import SOURCES
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -27,6 +28,15 @@ def test_spoiled_messages_of_all_algorithms_are_refused_or_harmless() -> None:
     outcomes = fuzz(1_500, 4)
     assert outcomes.total() == 1_500
     assert sum(times for what, times in outcomes.items() if "Invalid" in what) > 300
+
+
+@needs_node
+def test_spoiled_messages_are_refused_by_a_browser_or_harmless() -> None:
+    outcomes = fuzz_browser(300, 3)
+    assert outcomes.total() == 300
+    kinds = {what.rpartition(": ")[2] for what in outcomes}
+    assert kinds <= {"replied", "InvalidMessage", "InvalidState", "InvalidCapacity", "InvalidData", "RequestRefused"}
+    assert sum(times for what, times in outcomes.items() if "Invalid" in what) > 60
 
 
 def test_spoiled_objects_are_refused_or_read() -> None:

@@ -1,7 +1,11 @@
 """Tabs of a real browser as devices of a fleet, beside a small Python device."""
 
 import csv
+import itertools
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +81,7 @@ def joined(tab: Browser, link: str, size: tuple[int, int] = DESKTOP, *, dark: bo
     tab.press("Use example data")
     tab.press("Join")
     tab.wait_for(f"{STATUS} === 'connected'")
+    assert tab.value("document.activeElement.innerText") == tab.value("document.title")  # read aloud from its head
     return tab
 
 
@@ -130,11 +135,39 @@ def test_a_mixed_fleet_trains_recommends_offline_and_forgets(tmp_path: Path, tab
     tab.wait_for("document.title === 'This browser has left the fleet'")
     assert stored(tab, "KEYS.length") > 0  # of the other tab
     other.do("Page.reload")
+    other.value(
+        READ.replace("transaction('parts')", "transaction('parts', 'readwrite')") % (".put({}, ['half', 'keys'])", "1")
+    )
     other.press("Leave and delete everything")
     other.wait_for("document.title === 'This browser has left the fleet'")
+    assert other.value("document.activeElement.innerText") == "This browser has left the fleet"
     assert stored(other, "KEYS.length") == 0
     assert other.value("navigator.serviceWorker.getRegistrations().then(all => all.length)") == 0
     assert other.value("caches.keys().then(all => all.length)") == 0
+
+
+def test_the_demonstration_ends_with_recommendations_in_three_tabs(tmp_path: Path, tab: Browser) -> None:
+    words = ["--users", "40", "--items", "160", "--rounds", "5"]
+    command = [sys.executable, "-u", "-m", "fairfold", "demo", "--fleet", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        try:
+            link = next(line.strip() for line in demo.stdout if "#ff1-" in line)
+            tabs = [tab, tab.another(), tab.another()]
+            for page in tabs:
+                joined(page, link)
+            sizes = [page.value("document.querySelector('p.soft').innerText") for page in tabs]
+            assert ["1x" in sizes[0], "4x" in sizes[1], "16x" in sizes[2]] == [True] * 3
+            for page in tabs:
+                page.wait_for(DONE, 400)
+                assert page.value(DONE) == 10
+            printed = list(itertools.takewhile(lambda line: not line.startswith("Trained:"), demo.stdout))
+            assert any(line.startswith("round 5/5:") for line in printed)
+            demo.send_signal(signal.SIGINT)
+            assert "have ended" in demo.stdout.read()
+            assert demo.wait(60) == 0
+        finally:
+            demo.kill()
 
 
 def test_the_page_asks_first_and_refuses_in_words(tmp_path: Path, tab: Browser) -> None:
@@ -178,7 +211,8 @@ def test_the_page_asks_first_and_refuses_in_words(tmp_path: Path, tab: Browser) 
         keys = "['key', 'signer'].map(name => got.result.find(one => one.pem)[name].privateKey.extractable)"
         assert tab.value(READ % (".getAll()", keys)) == [False, False]
         cut = tab.another()
-        cut.open(fleet.link[:-9], DESKTOP, dark=False)
+        cut.open(fleet.link, DESKTOP, dark=False)
+        cut.value(f"location.hash = {fleet.link.partition('#')[2][:-9]!r}")
         cut.wait_for("document.body.innerText.includes('cut off or has a typing error')")
 
 

@@ -26,6 +26,7 @@ FUZZERS = {
         ["-m", "tests.flower.fuzz_messages", "--count", "100000", "--tasks", ".02", "--seed", "{seed}"],
         ["-m", "tests.flower.fuzz_messages", "--count", "10000", "--seed", "{seed}", "--allocations"],
     ],
+    "devices": [["-m", "tests.device.fuzz", "1500", "{seed}"]],
     "updates": [["-m", "tests.faults.fuzz_updates", "--count", "100", "--seed", "{seed}"]],
     "folders": [["tests/faults/fuzz_folders.py", "--count", "1000", "--seed", "{seed}"]],
     "settings": [["tests/faults/fuzz_settings.py", "--count", "100", "--seed", "{seed}"]],

@@ -36,7 +36,9 @@ Rows = list[tuple[str, str, int, float]]
 def demo(
     users: Annotated[int, typer.Option(min=20, help="Number of synthetic readers.")] = 600,
     items: Annotated[int, typer.Option(min=80, help="Books of the synthetic data.")] = 4_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 30,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of every federation: 30, with --fleet 16.", show_default=False)
+    ] = None,
     picture: Annotated[Path, typer.Option(help="File for the picture (.svg or .png).")] = Path("why.svg"),
     fleet: Annotated[
         bool, typer.Option("--fleet", help="Start a fleet on this machine instead, whose devices are browser tabs.")
@@ -54,12 +56,12 @@ def demo(
         fairfold demo --fleet
     """
     if fleet:
-        demo_fleet(users, items, port)
+        demo_fleet(users, items, rounds or 16, port)
         return
     from fairfold.estimator import fit
     from fairfold.estimator.display import result_rows
 
-    console = Terminal()
+    console, rounds = Terminal(), rounds or 30
     settings: dict[str, Any] = {
         "data.users": users, "data.items": items, "data.interactions_per_user": min(100, items // 4),
         "run.rounds": rounds, "run.evaluate_every": rounds, "fleet.clients_per_round": None,
@@ -87,7 +89,7 @@ def demo(
     _write_picture(rows, mix.result.metric, popularity, picture, console)
 
 
-def demo_fleet(users: int, items: int, port: int) -> None:
+def demo_fleet(users: int, items: int, rounds: int, port: int) -> None:
     """Run a fleet on this machine until interrupted; training begins with three tabs, or at a press of Enter."""
     from fairfold.cli.options import resolve_settings
     from fairfold.cli.qr import terminal_code
@@ -97,8 +99,9 @@ def demo_fleet(users: int, items: int, port: int) -> None:
     from fairfold.flower.fleet.demo_fleet import DemoFleet
 
     console = Terminal()
-    data = {"data.name": "synthetic", "data.users": users, "data.items": items, "run.evaluate_every": 4}
-    settings = resolve_settings(None, None, data | {"data.interactions_per_user": min(100, items // 4)}).settings
+    data = {"data.name": "synthetic", "data.users": users, "data.items": items}
+    data |= {"data.interactions_per_user": min(100, items // 4), "run.rounds": rounds, "run.evaluate_every": 4}
+    settings = resolve_settings(None, None, data).settings
 
     def on_link(link: str) -> None:
         typer.echo(terminal_code(link))
