@@ -36,7 +36,7 @@ from tests.support.federations import tiny_data
 from tests.support.nodes import in_process
 from tests.support.settings import make_settings
 
-NODES, HOSTILE, USERS, ITEMS = 8, 4, 16, 24
+NODES, HOSTILE, USERS, ITEMS = 20, 10, 40, 24
 ALGORITHMS = ("co_occurrence", "gradient", "closed_form", "ratings")
 Numbers = numpy.ndarray[Any, Any]
 WEIGHTS = (0.0, 5e-324, 1e-30, 0.5, 1.0, 2.0, 3.0, 1e2, 1e4, 1e9)
@@ -134,7 +134,7 @@ def secure(algorithm: str, count: int, seed: int) -> Counter[str]:
             words[HEADER_LENGTH:] = signed.astype(numpy.int64).astype(numpy.uint32)[HEADER_LENGTH:]
             words[:HEADER_LENGTH:2] = source.choice([0, 1, 2, 100, 2**31], HEADER_LENGTH // 2)
         update = encoding.decode({segment: honest + words})[task.size].update
-        aggregate = make_aggregate(plan.algorithm)
+        aggregate = make_aggregate(plan.algorithm, bounded=True)
         aggregate.add(task, from_weighted_change(plan, task, update))
         try:
             assert finite(checked_server_update(plan, state.copy(), aggregate))

@@ -150,6 +150,8 @@ def test_a_hostile_node_hardly_moves_a_robust_model(tmp_path: Path) -> None:
 
 
 def test_masks_hide_what_robust_rules_compare() -> None:
+    with pytest.raises(InvalidSettings, match="compares updates number by number"):
+        make_settings(algorithm={"kind": "gradient", "aggregation": "median"}, method="inconsistent")
     with pytest.raises(InvalidSettings, match="compares single updates, which masks hide"):
         make_settings(algorithm={"kind": "gradient", "aggregation": "median"}, privacy={"level": "secure"})
 

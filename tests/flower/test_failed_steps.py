@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
 from fairfold.errors import InvalidState
-from fairfold.federation.round import CULPRIT, STEP_FAILED
+from fairfold.federation.round import CULPRIT, MAX_CULPRITS, STEP_FAILED
 from fairfold.federation.updates import Aggregate, nonzero_values
 from fairfold.flower.protocol import ARRAYS, STATISTICS
 from fairfold.flower.vectors import INDICES
@@ -102,6 +102,39 @@ def test_a_plain_run_names_and_leaves_out_the_culprit(
         others.grid.fault = lambda _round, node: "drop" if node == NODES - 1 else None
         for name, tensor in others.run().full.items():
             torch.testing.assert_close(state.full[name], tensor)
+
+
+def test_more_culprits_than_one_round_finds_are_left_out_over_several(tmp_path: Path) -> None:
+    """Nine of twenty devices: eight are found in one attempt, which is dropped, and the last one in the next."""
+    hostile = range(12, 21)
+    nodes = in_process(tiny_data(3, 40, ITEMS), plain_settings(), 20, tmp_path / "devices")
+    true, lies = nodes.grid.app, {node: NotPositiveDefinite(1) for node in hostile}
+
+    def app(message: Message, context: Any) -> Message:
+        reply = true(message, context)
+        if context.node_id in lies and message.metadata.message_type == "train":
+            lies[context.node_id](reply)
+        return reply
+
+    nodes.grid.app = app  # type: ignore[assignment]
+    state = nodes.run()
+    assert state.round_number == 3
+    assert nodes.strategy.nodes.left_out == dict.fromkeys(hostile, CULPRIT)
+    assert len(lies) > MAX_CULPRITS
+    assert nodes.strategy.progress.rejections.counts == {STEP_FAILED: 2, CULPRIT: len(lies)}
+
+
+def test_a_step_that_works_with_no_update_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = plain_settings().with_changes({"fleet.network.max_failed_rounds": 3})
+
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("whatever was sent")
+
+    monkeypatch.setattr(type(settings.algorithm), "server_update", fails)
+    nodes = fleet(settings, tmp_path, {})
+    with pytest.raises(InvalidState, match="whatever was sent"):
+        nodes.run()
+    assert nodes.strategy.nodes.left_out == {}
 
 
 RECIPE_CHANGES = {"fleet.capacities": "1x-2x", "fleet.clients_per_round": None, "run.rounds": 3,

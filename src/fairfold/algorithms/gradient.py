@@ -18,6 +18,7 @@ from torch.func import vmap
 from fairfold.algorithms.averaging import AveragingAlgorithm
 from fairfold.federation.aggregation import ROBUST, CombinesRobustly, RobustRule
 from fairfold.federation.algorithm import (
+    MAX_USER_IMAGES,
     Algorithm,
     Centralized,
     FoldsIn,
@@ -204,6 +205,9 @@ class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables, CombinesRo
     def incompatibility(self, settings: Any) -> str | None:
         if self.robust_rule is not None and settings.privacy.uses_secure_aggregation:
             return f"algorithm.aggregation={self.aggregation!r} compares single updates, which masks hide: use 'delta'"
+        if self.robust_rule is not None and settings.subspace.per_client:
+            of_each = f"method={settings.subspace.method!r}, where every client has a hash of its own"
+            return f"algorithm.aggregation={self.aggregation!r} compares updates number by number, unlike {of_each}"
         if settings.model.is_custom and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
         return super().incompatibility(settings)
@@ -233,6 +237,9 @@ class ImageGradient(GradientAlgorithm, TrainsImages):
     local_lr: float = Field(0.01, gt=0)
     weighting: Literal["data", "equal"] | float = Field("data", union_mode="left_to_right")
     aggregation: Literal["paper", "delta"] = "paper"
+
+    def max_user_weight(self, plan: Plan) -> float:
+        return self.weight(MAX_USER_IMAGES)
 
     def incompatibility(self, settings: Any) -> str | None:
         method = settings.subspace

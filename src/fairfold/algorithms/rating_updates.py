@@ -14,6 +14,7 @@ from fairfold.algorithms.incremental import rows_of
 from fairfold.algorithms.rating_model import ROWS, USERS, RatingHyperparameters
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.federation.algorithm import COUNTS, impossible
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import ClientTask, Update
@@ -22,7 +23,9 @@ from fairfold.typing import Weights
 
 RATING_UNIT = 2.0**-8  # of a rating in sums over a user's ratings, then of the size of others; exact
 FEATURE_UNITS = (1.0, 2.0**-2, 2.0**4)  # of a user's features: 1, the log of the number of ratings, the mean row
-MAX_RATING = 100.0  # largest absolute rating in secure aggregation
+RATING_TOTALS = "rating_totals"  # name of the statistic of all ratings: their number, sum, and sum of squares
+RATING_OFFSETS = "rating_offsets"  # name of the statistic, per item, of ratings less the means of their users
+MAX_RATING = 100.0  # largest absolute rating of a fleet
 MAX_SQUARES = 2.0**15  # of a user's ratings in the statistics; users with more count with fewer ratings
 OFFSET_STEPS = 2**8  # fixed-point steps per 1 of a rating's offset from its user's mean
 
@@ -157,6 +160,26 @@ def rating_offsets(histories: Interactions, items: range, *, secure: bool) -> Te
         offsets = (offsets * OFFSET_STEPS).round() / OFFSET_STEPS
     here = (histories.items >= items.start) & (histories.items < items.stop)
     return torch.zeros(len(items)).double().index_add_(0, histories.items[here] - items.start, offsets[here])
+
+
+def checked_rating_sums(sums: Weights, users: float, num_items: int, *, secure: bool) -> Weights:
+    """Sums that the ratings of so many users can have; without masks no user counts for more than with them."""
+    found = dict(sums)
+    if RATING_TOTALS in sums:
+        number, total, squares = sums[RATING_TOTALS].tolist()
+        rounded = users / 2 if secure else 1e-6 * number  # what rounding may add
+        possible = total**2 <= (number + rounded) * (squares + rounded) + rounded * (2 * abs(total) + rounded)
+        small = squares <= MAX_RATING**2 * number + rounded and abs(total) <= MAX_RATING * number + rounded
+        if not (0 <= number <= users * num_items and squares >= 0 and possible and small):
+            raise impossible("sums that no ratings have", f"ratings from {-MAX_RATING:g} to {MAX_RATING:g}")
+        if secure and squares > users * (MAX_SQUARES + 0.5):
+            raise impossible("squares of ratings out of range", f"at most {MAX_SQUARES:g} per user")
+        found[RATING_TOTALS] = sums[RATING_TOTALS] * min(1.0, users * MAX_SQUARES / max(squares, 1e-300))
+    if RATING_OFFSETS in sums:
+        most = (2 * MAX_RATING + 1 / OFFSET_STEPS) * sums[COUNTS]
+        if not bool((sums[RATING_OFFSETS].abs() <= most).all()):
+            raise impossible("offsets of ratings out of range", f"at most {2 * MAX_RATING:g} per rating")
+    return found
 
 
 def require_ratings(histories: Interactions, *, secure: bool) -> None:

@@ -40,7 +40,14 @@ from fairfold.algorithms import rating_model, rating_updates
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.incremental import IncrementalAlgorithm, chain_of, items_per_row
 from fairfold.algorithms.rating_model import NOISE, ROWS, USERS, RatingHyperparameters, UserPosteriors
-from fairfold.algorithms.rating_updates import ITEM_FIXED_POINT, USER_FIXED_POINT, Window, best_known_rows
+from fairfold.algorithms.rating_updates import (
+    ITEM_FIXED_POINT,
+    RATING_OFFSETS,
+    RATING_TOTALS,
+    USER_FIXED_POINT,
+    Window,
+    best_known_rows,
+)
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, NumbersItems, PredictsRatings, Statistic, count_of
@@ -55,8 +62,6 @@ from fairfold.metrics.rating import Predictor
 from fairfold.subspace import Subspace
 from fairfold.typing import FLOAT_BYTES, Weights
 
-RATING_TOTALS = "rating_totals"  # name of the statistic of all ratings: their number, sum, and sum of squares
-RATING_OFFSETS = "rating_offsets"  # name of the statistic, per item, of ratings less the means of their users
 LAST_UPDATE = "last_update"  # name of the local state, per rating, of what was last sent of its item
 CACHE = "cache"  # name of the local state, per rating, of its item's full row, and whether it has been streamed
 WEIGHTS = "weights"  # name of the sums of t, by row and size, in the server's state
@@ -131,6 +136,12 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         if self.groups_similar_items(settings):
             sums[RATING_OFFSETS] = rating_updates.rating_offsets(histories, items, secure=secure)
         return Update(sums, float(histories.num_users))
+
+    def checked_statistics(self, settings: Any, statistics: Update, num_items: int) -> Update:
+        secure, weight = settings.privacy.uses_secure_aggregation, statistics.weight
+        checked = super().checked_statistics(settings, statistics, num_items)
+        sums = rating_updates.checked_rating_sums(checked.sums, weight, num_items, secure=secure)
+        return replace(checked, sums=sums)
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """Number items so that those which the hash folds into one row have similar mean ratings."""

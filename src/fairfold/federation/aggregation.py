@@ -12,12 +12,27 @@ import torch
 from torch import Tensor
 
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
-from fairfold.federation.algorithm import Algorithm, Capability, FixedPointUpdates, RemembersUpdates
+from fairfold.federation.algorithm import (
+    Algorithm,
+    BoundsContributions,
+    Capability,
+    FixedPointUpdates,
+    RemembersUpdates,
+    WeighsUsers,
+)
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, Aggregate, ClientTask, ClientUpdate, ScheduledTask, Update
-from fairfold.privacy.fixed_point import Encoding, FixedPointVector, MeasuredUpdate, Segment, VectorLayout, add_modular
+from fairfold.privacy.fixed_point import (
+    FRACTION_STEPS,
+    Encoding,
+    FixedPointVector,
+    MeasuredUpdate,
+    Segment,
+    VectorLayout,
+    add_modular,
+)
 from fairfold.privacy.noise import min_survivors
 
 Value = TypeVar("Value")
@@ -248,6 +263,31 @@ def fixed_point_encoding(plan: Plan, tasks: Mapping[int, ClientTask], num_client
     headroom = noise_headroom(plan.settings, exact.fixed_point, num_clients)
     layout = VectorLayout(shapes, exact.nested_sums)
     return Encoding(layout, privacy.clip, num_clients, exact.fixed_point, headroom, exact.value_bounds)
+
+
+def sum_problem(plan: Plan, update: Update, users: int, clients: int) -> str | None:
+    """Why no honest clients, who act for so many users, can have made a sum under masks; None if they can.
+
+    A masked number is any of 32 bits: what honest clients send is known, and what a hostile one adds is not bounded by
+    the encoding. So the server bounds the sum. With noise in it only the weight is known.
+    """
+    privacy = plan.settings.privacy
+    assert isinstance(privacy, SecurePrivacy)
+    rounding = clients / FRACTION_STEPS
+    most = users * WeighsUsers.of(plan.algorithm).max_user_weight(plan)
+    if not 0 <= update.weight <= most + rounding:
+        return f"a weight of {update.weight:g}, with {users} users"
+    if isinstance(privacy, DifferentialPrivacy):
+        return None
+    exact = FixedPointUpdates.of(plan.algorithm)
+    for name, total in update.sums.items():
+        bound = clients * privacy.clip
+        if name in exact.fixed_point:
+            bound = users * exact.value_bounds.get(name, 1.0)
+        largest = float(total.abs().max()) if len(total) else 0.0
+        if largest > bound * (1 + 1e-6):
+            return f"numbers of up to {largest:g}, with {users} users"
+    return BoundsContributions.of(plan.algorithm).sum_problem(update, users)
 
 
 def weighted_change(plan: Plan, task: ClientTask, update: Update) -> Update:

@@ -11,7 +11,7 @@ under masks nobody can be named.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,7 +84,11 @@ def sequential(clients: Clients, scheduled: Scheduled, alone: Separate) -> Updat
 
 
 class StepFailed(Exception):
-    """No model follows from the sums of a round; the state is as it was."""
+    """No model follows from the sums of a round; the state is as it was. ``culprits``: senders found all the same."""
+
+    def __init__(self, reason: str, culprits: Sequence[Any] = ()) -> None:
+        super().__init__(reason)
+        self.culprits = list(culprits)
 
 
 class Contribution(NamedTuple, Generic[Sender]):
@@ -118,10 +122,13 @@ def checked_server_update(plan: Plan, state: State, aggregate: Aggregate) -> Sta
 def step_without_culprits(
     plan: Plan, state: State, contributions: Sequence[Contribution[Sender]]
 ) -> tuple[State, list[Sender]]:
-    """The next state, and the clients that had to be left out of it; raises where they are too many."""
+    """The next state, and the clients that had to be left out of it.
+
+    Where they are more than can be found at a time, the round fails with those that were found.
+    """
 
     def step(members: Sequence[Contribution[Sender]]) -> State:
-        aggregate = make_aggregate(plan.algorithm)
+        aggregate = make_aggregate(plan.algorithm, bounded=True)
         for one in members:
             aggregate.add(one.task, one.update, alone=plan.method.per_client)
         return checked_server_update(plan, state.copy(), aggregate)  # a step may change tensors in place
@@ -137,10 +144,16 @@ def step_without_culprits(
     ordered = sorted(contributions, key=lambda one: _squared_norm(one.update))
     culprits = find_culprits(works, ordered, MAX_CULPRITS)
     chosen = {id(one) for one in culprits}
-    rest = [one for one in ordered if id(one) not in chosen]
+    rest = [one for one in contributions if id(one) not in chosen]  # as they came, which decides how they are bounded
     if not rest:
         raise StepFailed("none of the updates can be used")
-    return step(rest), [one.sender for one in culprits]
+    senders = [one.sender for one in culprits]
+    try:
+        return step(rest), senders
+    except StepFailed as error:
+        # Where not even one update works by itself, it is not clear that their senders are at fault
+        found = senders if any(works([one]) for one in rest) else []
+        raise StepFailed(str(error), found) from error
 
 
 def find_culprits(works: Callable[[Sequence[Member]], bool], members: Sequence[Member], most: int) -> list[Member]:

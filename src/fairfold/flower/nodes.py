@@ -5,6 +5,7 @@ not reply; and anew if it has failed, since its capacity may have changed. A rou
 connected nodes are looked up for at most a tenth of the time, and nothing else here loops over all.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -69,6 +70,7 @@ class Nodes:
     left_out: dict[int, str] = field(default_factory=dict)  # they never do, and why
     note: Callable[[Event], None] = lambda _event: None  # called with every event of a node
     roster: Roster | None = None  # of enrolled devices, where there is one
+    secret: int = 0  # of the run, by which panels of enrolled devices are drawn
     _unanswered: dict[int, tuple[int, int]] = field(default_factory=dict)  # number of attempts, and lookup of the last
     _failed: set[int] = field(default_factory=set)  # since they were asked for their capacity
     _noted: dict[int, Event] = field(default_factory=dict)  # the last event of each usable node
@@ -105,9 +107,7 @@ class Nodes:
             nodes = [node for node in self.connected(grid) if node.node_id not in busy]
             share = 1.0 if self.plan is None else Tunable.of(self.plan.algorithm).participating_share(self.plan, number)
             if share < 1:
-                nodes = [
-                    nodes[place] for place in panel(torch.tensor([one.partition_id for one in nodes]), share).tolist()
-                ]
+                nodes = [nodes[place] for place in panel(self._panel_numbers(nodes), share).tolist()]
             return [nodes[place] for place in self._draw_places(len(nodes), len(nodes), number, attempt)]
         self._look_up(grid)
         places = self._draw_places(len(self._candidates), cohort + len(busy), number, attempt)
@@ -115,6 +115,18 @@ class Nodes:
         drawn = free[: max(cohort - len(busy), 0)]
         self._ask_capacities(grid, drawn)
         return [self.usable[node] for node in drawn if node in self.usable]
+
+    def _panel_numbers(self, nodes: list[Node]) -> torch.Tensor:
+        """Numbers by which a panel is drawn: places of a simulation; of a fleet what no device can choose or know."""
+        if self.roster is None:
+            return torch.tensor([one.partition_id for one in nodes])
+        salted = [f"{self.secret} {self.identity(one)}".encode() for one in nodes]
+        return torch.tensor([int.from_bytes(hashlib.sha256(text).digest()[:4], "big") for text in salted])
+
+    def identity(self, node: Node) -> int:
+        """A number that a node cannot change: its name if that is its key's, else one that follows from its node."""
+        enrolled = self.roster is None or self.roster.of_node(node.node_id) is not None
+        return node.client_id if enrolled else -1 - node.node_id % (2**63 - 1)
 
     def _draw_places(self, num_nodes: int, cohort: int, number: int, attempt: int) -> list[int]:
         if not num_nodes:
@@ -181,7 +193,8 @@ class Nodes:
             capacity = Capacity.parse(text_in(facts, "capacity", MAX_CAPACITY_TEXT))
             model = text_in(facts, "model", MAX_MODEL_TEXT) if "model" in facts else None
             client_id = id_in(facts, "name")
-            partition_id = number_in(facts, "number", 2**31 - 1, -1)
+            # A place of a simulation; in a fleet a device could choose by it whether it is drawn
+            partition_id = number_in(facts, "number", 2**31 - 1, -1) if self.roster is None else -1
         except FairfoldError as error:
             self.leave_out(node, error.given)
             return

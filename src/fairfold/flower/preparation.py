@@ -100,7 +100,8 @@ def collect_statistics(
     for window in item_windows(num_items)[network_state.num_windows :]:
         updates: Iterable[Update]
         if settings.privacy.uses_secure_aggregation:
-            updates, reason = secure_statistics(grid, settings, num_items, window, nodes, network_state.run, timeout)
+            run = network_state.run
+            updates, reason = secure_statistics(grid, settings, num_items, window, nodes, run, timeout, users_of)
         else:
             updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout, users_of), ""
         received = 0

@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidMessage
-from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change
+from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change, sum_problem
 from fairfold.federation.algorithm import BoundsContributions, WeighsUsers
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
@@ -32,7 +32,7 @@ from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_aggregation import SecureRound, quality_encoding
 from fairfold.flower.vectors import tensor_bytes
-from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
+from fairfold.flower.wire import Reply, TaskRequest, max_evaluated, unpack_reply
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate
 from fairfold.runs.events import ROUND, Event
 from fairfold.typing import Weights
@@ -133,10 +133,12 @@ class OpenRound:
             self.qualities.append((node.size, quality))
             self.node_qualities[node.node_id] = quality
 
-    def _add_aggregate_quality(self, aggregate: MeasuredUpdate) -> None:
-        users = round(aggregate.num_validated)
-        if users > 0:
-            self.qualities.append((-1, (aggregate.quality, users)))
+    def _add_aggregate_quality(self, aggregate: MeasuredUpdate, plan: Plan, users: int) -> None:
+        """Add a quality under masks, unless so many users cannot have it."""
+        counted, settings = round(aggregate.num_validated), plan.settings
+        possible = settings.smaller_is_better or aggregate.quality <= counted + 1
+        if possible and 0 < counted <= max_evaluated(settings, plan.public.num_items, users):
+            self.qualities.append((-1, (aggregate.quality, counted)))
 
     def quality(self, sizes: int) -> Quality | None:
         """Return the mean quality over all users, and over those of each size; None where there is none."""
@@ -194,23 +196,36 @@ class OpenRound:
         self.end_phase("masks")
         return messages
 
-    def unmasked_updates(self, plan: Plan) -> Iterator[tuple[ClientTask, Update]]:
-        """Unmask the aggregate of every size, and reject nodes whose vectors are not in it."""
+    def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update]]:
+        """Unmask the aggregate of every size, and reject nodes whose vectors are not in it.
+
+        Sums that the users of these nodes cannot have made drop the round; the survivors are in ``used``.
+        """
+        if self.secure is None:
+            return []
+        aggregates, found = self.secure.finish(), []
+        self.secure.require_budget_unspent(f"round {self.number}")
+        survivors = self.secure.survivors
+        self.used += [node.node_id for node in survivors]
+        problem: str | None = None
+        for size, aggregate in aggregates.items():
+            owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
+            users, task = sum(map(users_of, owners)), self.requests[size].task
+            problem = problem or sum_problem(plan, aggregate.update, users, len(owners))
+            self._add_aggregate_quality(aggregate, plan, users)
+            found.append((task, from_weighted_change(plan, task, aggregate.update)))
+        for node in self.bytes_up.keys() - {node.node_id for node in survivors}:
+            self.reject(node, "a secure sum that is lost")
+        if problem is not None:
+            self.drop(problem)
+        return found
+
+    def unmask_qualities(self, plan: Plan, users_of: Callable[[Node], int]) -> None:
+        """Unmask the aggregate of an evaluation."""
         if self.secure is None:
             return
-        aggregates = self.secure.finish()
-        self.secure.require_budget_unspent(f"round {self.number}")
-        for size, aggregate in aggregates.items():
-            self._add_aggregate_quality(aggregate)
-            task = self.requests[size].task
-            yield task, from_weighted_change(plan, task, aggregate.update)
-        for node in self.bytes_up.keys() - {node.node_id for node in self.secure.survivors}:
-            self.reject(node, "a secure sum that is lost")
-
-    def unmask_qualities(self) -> None:
-        """Unmask the aggregate of an evaluation."""
-        for aggregate in () if self.secure is None else self.secure.finish().values():
-            self._add_aggregate_quality(aggregate)
+        for aggregate in self.secure.finish().values():
+            self._add_aggregate_quality(aggregate, plan, sum(map(users_of, self.secure.survivors)))
 
 
 def _mean_quality(qualities: Iterable[QualitySum]) -> float | None:
@@ -287,7 +302,7 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
         _refuse_if("no update" if update is None else plan.algorithm.validate_update(plan, request.task, update))
         assert update is not None
         bounds, state = BoundsContributions.of(plan.algorithm), strategy.network_state
-        held = state.contributions.get(node.client_id, {})
+        held = state.contributions.get(strategy.nodes.identity(node), {})
         found = bounds.check_contribution(plan, request.task, update, held, users, state.secret)
         _refuse_if(found[0])
         opened.contributions[node.node_id] = found[1]
@@ -323,11 +338,16 @@ def take_step(strategy: FairStrategy, aggregate: Aggregate, kept: list[Contribut
         except StepFailed as again:
             strategy.step_failed = True
             opened.drop(str(again))
+            _leave_out(strategy, again.culprits)  # the next attempt finds others
             return None
         log.debug("without some clients: %s", error)
-    for node in culprits:
-        opened.used.remove(node.node_id)
-        opened.reject(node.node_id, CULPRIT)
-        strategy.nodes.leave_out(node.node_id, CULPRIT)
+    opened.used = [node for node in opened.used if node not in {culprit.node_id for culprit in culprits}]
+    _leave_out(strategy, culprits)
     strategy.step_failed = False
     return after
+
+
+def _leave_out(strategy: FairStrategy, culprits: Iterable[Node]) -> None:
+    for node in culprits:
+        strategy.open_round.reject(node.node_id, CULPRIT)
+        strategy.nodes.leave_out(node.node_id, CULPRIT)

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fairfold.config import Settings
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
-from fairfold.errors import AggregationFailed, FairfoldError, InvalidState
+from fairfold.errors import AggregationFailed, FairfoldError, InvalidMessage, InvalidState
 from fairfold.federation.noise import noise_headroom, noise_multiplier
 from fairfold.federation.updates import Update
 from fairfold.flower.grid import ask_each
@@ -126,9 +126,19 @@ class SecureRound:
 
 
 def secure_statistics(
-    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], run: int, timeout: float
+    grid: Grid,
+    settings: Settings,
+    num_items: int,
+    window: range,
+    nodes: list[Node],
+    run: int,
+    timeout: float,
+    users_of: Callable[[Node], int],
 ) -> tuple[list[Update], str]:
-    """Aggregate the statistics of a window before the first round; where that fails, nothing, and why."""
+    """Aggregate the statistics of a window before the first round; where that fails, nothing, and why.
+
+    It fails where the users of these nodes cannot have such statistics; noise may exceed what they have.
+    """
     by_client, by_node_id = {node.client_id: node for node in nodes}, {node.node_id: node for node in nodes}
     encoding = partial(statistics_encoding, settings, window)
     aggregation = SecureRound(grid, timeout, settings, encoding, dict.fromkeys(by_client, 0), by_client)
@@ -142,7 +152,20 @@ def secure_statistics(
             log.warning("node %d left out of the statistics: %s", node, error.given)
     updates = [aggregate.update for aggregate in aggregation.finish().values()]
     aggregation.require_budget_unspent("the statistics before the first round")
-    return updates, aggregation.failure
+    if isinstance(settings.privacy, DifferentialPrivacy):
+        return updates, aggregation.failure
+    users = sum(map(users_of, aggregation.survivors))
+    try:
+        checked = [_checked_statistics(settings, update, num_items, users) for update in updates]
+    except InvalidMessage as error:
+        return [], f"{error.given} in a secure sum, and under masks nobody can be named"
+    return checked, aggregation.failure
+
+
+def _checked_statistics(settings: Settings, update: Update, num_items: int, users: int) -> Update:
+    if not 0 < update.weight <= users:
+        raise InvalidMessage("a number of users out of range", f"at most {users}", "It is summed again.")
+    return settings.algorithm.checked_statistics(settings, update, num_items)
 
 
 # -- encodings that both sides derive ----------------------------------------------------------------------------------

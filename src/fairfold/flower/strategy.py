@@ -101,7 +101,8 @@ class FairStrategy(Strategy):
         restored = self._recorder.restored
         self.progress = restored or Progress(State({}), {}, [], Rejections())
         self.network_state = NetworkState(None if restored is None else restored.state)
-        self.nodes = Nodes(self.settings, note=self._recorder.record_event, roster=roster)
+        secret = self.network_state.secret
+        self.nodes = Nodes(self.settings, note=self._recorder.record_event, roster=roster, secret=secret)
         if isinstance(self.settings.algorithm, RemembersUpdates):
             self.nodes.acknowledged_sizes = self.network_state.sizes
         if restored is not None:
@@ -283,11 +284,10 @@ class FairStrategy(Strategy):
         if opened.staleness:
             staleness = count_staleness(network_state.staleness, opened.staleness.values(), asynchronous)
             network_state.staleness = staleness
-        for task, update in opened.unmasked_updates(self.plan):
+        for task, update in opened.unmasked_updates(self.plan, self.users_of):
             aggregate.add(task, update)
         survivors = () if opened.secure is None else opened.secure.survivors
         accepted += [(node, opened.requests[self._request_key(node)]) for node in survivors]
-        opened.used += [node.node_id for node in survivors]
         state = take_step(self, aggregate, kept) if opened.used else None
         if state is None:  # no usable update, a lost secure aggregate, or no model follows: it does not count
             self._recorder.record_round(opened)
@@ -310,7 +310,7 @@ class FairStrategy(Strategy):
         self.network_state.acknowledged[node.client_id] = request.update_id
         self.network_state.sizes[node.client_id] = request.task.size
         if held := self.open_round.contributions.get(node.node_id):
-            self.network_state.contributions[node.client_id] = held
+            self.network_state.contributions[self.nodes.identity(node)] = held
         node.rounds += 1
 
     def _evaluation_due(self) -> bool:
@@ -339,7 +339,7 @@ class FairStrategy(Strategy):
             opened.add_quality(node, reply.quality)
         if self.waits_for_all():
             opened.expire(everybody=True)
-        opened.unmask_qualities()
+        opened.unmask_qualities(self.plan, self.users_of)
         quality = opened.quality(len(self.plan.capacities))
         report = self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
         self._recorder.record_quality(opened.number, opened, report)

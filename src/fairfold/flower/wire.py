@@ -20,7 +20,7 @@ from fairfold.checksums import PARSE_ERRORS
 from fairfold.config import Settings, read_settings
 from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in, window_in
 from fairfold.errors import FairfoldError, InvalidMessage
-from fairfold.federation.algorithm import COUNTS, RemembersUpdates, SparseUpdates
+from fairfold.federation.algorithm import MAX_USER_IMAGES, RemembersUpdates, SparseUpdates, TrainsImages
 from fairfold.federation.architecture import Architecture, ImageShape
 from fairfold.federation.training import LocalSgd, RankingSgd
 from fairfold.federation.updates import ClientTask, Update
@@ -36,7 +36,6 @@ SERVER_RUN_KEYS = (
 )  # fmt: skip
 # A task is refused beyond so many numbers per user, numbers in layers, and samples (with negatives) per user and round.
 MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
-MAX_PER_USER = 1e12  # the largest number of a user in statistics, of however small a catalogue
 REQUEST_IDS = ("run", "update_id", "acknowledged_id", "numbering")
 NO_UPDATE = 0  # the id of no update: the server has acknowledged none of this client's
 
@@ -224,7 +223,7 @@ def unpack_reply(
         raise invalid_message("other records than expected", f"{ARRAYS} and {FACTS}")
     if id_in(facts, "run") != request.run or id_in(facts, "update_id") != request.update_id:
         raise invalid_message("a reply to another round", f"round {request.task.round_number + 1}")
-    quality = _read_quality(facts, request.settings, max_users)
+    quality = _read_quality(facts, request, max_users)
     if not sizes:
         return Reply(None, quality)
     weight = _read_weight(facts, max_weight)
@@ -242,14 +241,22 @@ def _read_weight(facts: ConfigRecord, most: float) -> float:
     return weight
 
 
-def _read_quality(facts: ConfigRecord, settings: Settings, max_users: int) -> tuple[float, int] | None:
-    total, users = facts.get("quality"), facts.get("evaluated")
+def max_evaluated(settings: Settings, num_items: int, users: int) -> int:
+    """How many so many users count for in an evaluation at most: one each, or their ratings or images."""
+    if isinstance(settings.algorithm, TrainsImages):
+        return users * MAX_USER_IMAGES
+    return users * (num_items if settings.predicts_ratings else 1)
+
+
+def _read_quality(facts: ConfigRecord, request: TaskRequest, max_users: int) -> tuple[float, int] | None:
+    settings, (total, users) = request.settings, (facts.get("quality"), facts.get("evaluated"))
     if total is None and users is None:
         return None
     if not isinstance(total, float) or type(users) is not int or not 0 < users < 2**31:
         raise invalid_message("a quality that is no number", "a sum and a count of users")
-    if users > max_users and not settings.predicts_ratings and not settings.model.reads_images:  # else they are samples
-        raise invalid_message("a quality of more users than the device has", f"{max_users} at most")
+    most_counted = max_evaluated(settings, request.num_items, max_users)
+    if users > most_counted:
+        raise invalid_message("a quality of more users than the device has", f"{most_counted} at most")
     most = math.inf if settings.smaller_is_better else float(users) * (1 + 1e-9)  # an NDCG is at most 1
     if not (0 <= total <= most and math.isfinite(total)):
         raise invalid_message("a quality out of range", "at most 1 per user")
@@ -297,16 +304,7 @@ def unpack_statistics(
     weight = _read_weight(facts_in(content), max_users)
     lengths = statistics_lengths(settings, window)
     sums = unpack(content.get(ARRAYS), [1.0] * len(lengths), lengths, half=False, dtype=FLOAT64)
-    counts = sums.get(COUNTS)
-    if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
-        raise invalid_message("counts out of range", "at most one per user")
-    for name, statistic in settings.algorithm.statistics(settings).items():
-        if statistic.counts_users and name in sums and not 0 <= float(sums[name][0]) <= weight:
-            raise invalid_message("a number of users out of range", "at most its weight")
-    most = weight * max(float(num_items) ** 2, MAX_PER_USER)  # pairs of items are the most that a user has
-    if any(float(vector.abs().max()) > most for vector in sums.values()):
-        raise invalid_message("statistics out of range", f"at most {most:g}")
-    return Update(sums, weight)
+    return settings.algorithm.checked_statistics(settings, Update(sums, weight), num_items)
 
 
 @dataclass(frozen=True)

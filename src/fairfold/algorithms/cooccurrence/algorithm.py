@@ -274,6 +274,9 @@ class CoOccurrence(
         most, exponent = self.max_items_of(plan, task.size), self.history_exponent
         return check_contribution(update.sums[SUM], held, users=users, most=most, exponent=exponent, seed=seed)
 
+    def sum_problem(self, update: Update, users: int) -> str | None:
+        return tuning.problem(update.sums[QUALITY], users) if QUALITY in update.sums else None
+
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
         size = cooccurrence.triangle_size(model_of(plan).head)

@@ -4,7 +4,8 @@
 says which, so the server remembers the set and v, computes what the update has to be, and compares: nothing else than
 some history passes, however many updates it takes.
 
-*Several users.* Their sum may be any of its norm. The server remembers a linear sketch of it (AMS: random signs in
+*Several users.* No number of a change may be larger than so many users have, and their sum may be any of its norm.
+The server remembers a linear sketch of it (AMS: random signs in
 buckets by a hash that it draws), which gives the norm of all accepted updates together to a few percent.
 """
 
@@ -38,9 +39,21 @@ def check_contribution(
     places, values = nonzero_pairs(change)
     if users == 1:
         return _check_history(places, values, held, len(change), most, exponent)
+    largest = _largest_share(places, values, 2.0**-exponent)
+    if largest > users * (1 + 1e-6):
+        return TOO_MUCH, held
     sketch = held.get(SKETCH, torch.zeros(BUCKETS, dtype=torch.float64)) + sketch_of(places, values, seed)
     bound = users * TOLERANCE * triangle_items(len(change)) ** (1 - exponent)
     return (TOO_MUCH if float(sketch.norm()) > bound else None), {SKETCH: sketch}
+
+
+def _largest_share(places: Tensor, values: Tensor, pair: float) -> float:
+    """The largest number of a change against what one user may add there: 1 of an item, ``pair`` of two."""
+    if not len(places):
+        return 0.0
+    columns = columns_of(places)
+    on_diagonal = places == columns * (columns + 3) // 2
+    return float((values.abs() / torch.where(on_diagonal, 1.0, pair)).max())
 
 
 def nonzero_pairs(change: Tensor) -> tuple[Tensor, Tensor]:

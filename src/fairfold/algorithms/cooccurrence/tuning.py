@@ -281,10 +281,17 @@ def _description(held: Mapping[str, Projection]) -> str:
 
 
 def problem(report: Tensor, users: float) -> str | None:
-    """Why so many users cannot have sent a sum of reports, or None."""
+    """Why so many users cannot have sent a sum of reports, or None.
+
+    A user that reports counts once, with a quality and a difference of at most 1.
+    """
     count, quality, better, squares = report.tolist()
-    good = 0 <= count <= users and 0 <= quality <= users and abs(better) <= users and 0 <= squares <= users
-    return None if good else "reports above one per user"
+    room = users / UNIT  # what rounding may add
+    if not 0 <= count <= users + room:
+        return "reports above one per user"
+    possible = better**2 <= count * squares + room * (2 * abs(better) + room)
+    good = 0 <= quality <= count + room and 0 <= squares <= count + room and possible
+    return None if good else "reports that no users have"
 
 
 def scatter(values: Tensor) -> Tensor:
