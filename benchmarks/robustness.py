@@ -4,6 +4,7 @@
     FAIRFOLD_DATA=... python benchmarks/robustness.py promotion --data ml-100k
 
 ``gradient``: local SGD on FAIR's subspaces by 40 devices, of which some are hostile, for every rule and attack.
+``fair``: the recipe, whose users are solved exactly: rules delta and unbounded.
 ``promotion``: 100 devices of one user each, of which some push an item that three honest ones have.
 """
 
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 
+from fairfold.algorithms.closed_form import ClosedForm
+from fairfold.algorithms.gradient import Gradient
 from fairfold.config.files import load_settings
 from fairfold.data import Interactions
-from fairfold.federation import robust
+from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.federation import load_interactions, load_unnumbered
-from fairfold.federation.robust import TIMES
 from fairfold.privacy.audit.fleet import promotion, quality_under_attack
 
 GRADIENT: dict[str, Any] = {
@@ -27,26 +29,35 @@ GRADIENT: dict[str, Any] = {
     "subspace.mapping": "ranked", "subspace.popularity": "counts", "run.baselines": False,
     "fleet.capacities": "1x-4x-16x", "fleet.clients_per_round": None,
 }  # fmt: skip
+FLEET: dict[str, Any] = {
+    "run.baselines": False, "fleet.capacities": "1x-4x-16x", "fleet.clients_per_round": None,
+}  # fmt: skip
+TIMES = {"closed_form": ClosedForm.times_median, "gradient": Gradient.times_median}
 ATTACKS = ("at the bound", "turned round", "a little", "noise")
 RULES = ("delta", "clipped", "trimmed", "median", "multi-krum")
 UNBOUNDED = "unbounded"  # the mean without the bound that a server sets by default
 
 
-def gradient(data: str, rules: list[str], hostile: list[int], rounds: int, devices: int, seed: int) -> None:
-    """Lines of local SGD."""
+def gradient(
+    data: str, rules: list[str], hostile: list[int], rounds: int, devices: int, seed: int, recipe: str | None = None
+) -> None:
+    """Lines of local SGD, or of a recipe whose devices send changes of the model."""
     for rule in rules:
         share = {"algorithm.byzantine_share": 0.2} if rule in ("trimmed", "multi-krum") else {}
-        robust.TIMES = float("inf") if rule == UNBOUNDED else TIMES
-        changes = GRADIENT | {"data.name": data, "run.rounds": rounds, "run.evaluate_every": rounds, "run.seed": seed}
-        settings = load_settings(
-            None, changes | {"algorithm.aggregation": "delta" if rule == UNBOUNDED else rule} | share
-        )
+        changes = (GRADIENT | share) if recipe is None else FLEET
+        changes = changes | {"data.name": data, "run.rounds": rounds, "run.evaluate_every": rounds, "run.seed": seed}
+        changes["algorithm.aggregation"] = "delta" if rule == UNBOUNDED else rule
+        settings = load_settings(None, changes, recipe)
+        assert isinstance(settings.algorithm, CombinesRobustly)
+        type(settings.algorithm).times_median = float("inf") if rule == UNBOUNDED else TIMES[settings.algorithm.kind]
         loaded = load_unnumbered(settings)[0]
         for number in hostile:
             for attack in ATTACKS if number else ("",):
                 started = time.monotonic()
                 quality = quality_under_attack(settings, loaded, devices, number, attack)
-                _write(["gradient", data, rule, devices, number, attack, f"{quality:.4f}", rounds, seed], started)
+                _write(
+                    [recipe or "gradient", data, rule, devices, number, attack, f"{quality:.4f}", rounds, seed], started
+                )
 
 
 def hundred_users(train: Interactions, seed: int, users: int) -> Interactions:
@@ -84,7 +95,7 @@ def _write(cells: list[Any], started: float) -> None:
 def main() -> None:
     """Print the lines that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["gradient", "promotion"])
+    parser.add_argument("part", choices=["gradient", "fair", "promotion"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=f"of local SGD; also {UNBOUNDED}")
     parser.add_argument("--hostile", nargs="+", type=int, default=[0, 1])
@@ -97,8 +108,9 @@ def main() -> None:
     parser.add_argument("--support", type=int, default=3, help="algorithm.support, of promotion")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.part == "gradient":
-        gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed)
+    if given.part != "promotion":
+        recipe = None if given.part == "gradient" else given.part
+        gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed, recipe)
     else:
         untuned = {"algorithm.tune": False, "run.rounds": 1, "algorithm.support": given.support}
         untuned["algorithm.history_exponent"] = given.exponent

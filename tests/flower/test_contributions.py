@@ -117,6 +117,18 @@ def test_rounds_do_not_add_up_for_a_device_of_several_users() -> None:
     assert check(-change, held, users)[0] is None, "what it takes back leaves room"
 
 
+@pytest.mark.parametrize(("exponent", "most"), [(0.0, 2.0), (0.5, 2.0**0.5), (1.0, 1.0)])
+def test_no_pair_gets_more_than_the_users_of_a_device(exponent: float, most: float) -> None:
+    """Two users put 60 on one pair of a large catalogue, whose norm was allowed."""
+    change = torch.zeros(triangle_size(LEADING))
+    for place, largest in ((1, most), (2, 2.0)):  # a pair, and an item of its own
+        change[:] = 0
+        change[place] = largest
+        assert check(change, {}, users=2, exponent=exponent)[0] is None
+        change[place] = -1.01 * largest
+        assert check(change, {}, users=2, exponent=exponent)[0] == TOO_MUCH
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 2**20), st.integers(0, 2**62))
 def test_a_sketch_is_linear_and_keeps_norms(draw: int, seed: int) -> None:

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fairfold.algorithms.averaging import AveragingAlgorithm, mean_changes
 from fairfold.data import Interactions
+from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan
@@ -63,7 +64,7 @@ EPSILON = 1e-9
 """Added to the Hessian, which is singular where there are fewer users than factors."""
 
 
-class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
+class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobustly):
     """Matrix factorization with users solved exactly and one projected step per round.
 
     Attributes:
@@ -79,6 +80,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
 
     ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | {"item_ridge": ("server_optimizer", (NEWTON,))}
     serves_new_users: ClassVar[bool] = True
+    times_median: ClassVar[float] = 10.0  # a user solved exactly moves more the more items they have
 
     kind: Literal["closed_form"] = "closed_form"
     ridge: float = Field(1.0, ge=0)

@@ -18,7 +18,6 @@ from torch.func import vmap
 from fairfold.algorithms.averaging import AveragingAlgorithm
 from fairfold.federation.aggregation import ROBUST, CombinesRobustly, RobustRule
 from fairfold.federation.algorithm import (
-    MAX_USER_IMAGES,
     Algorithm,
     Centralized,
     FoldsIn,
@@ -27,6 +26,7 @@ from fairfold.federation.algorithm import (
     TrainsImages,
 )
 from fairfold.federation.architecture import Architecture
+from fairfold.federation.bounds import MAX_USER_IMAGES
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan, StoresTables
 from fairfold.federation.randomness import Purpose, generator

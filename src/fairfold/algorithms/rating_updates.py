@@ -14,7 +14,8 @@ from fairfold.algorithms.incremental import rows_of
 from fairfold.algorithms.rating_model import ROWS, USERS, RatingHyperparameters
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.federation.algorithm import COUNTS, impossible
+from fairfold.federation.algorithm import COUNTS
+from fairfold.federation.bounds import impossible
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import ClientTask, Update
@@ -162,7 +163,7 @@ def rating_offsets(histories: Interactions, items: range, *, secure: bool) -> Te
     return torch.zeros(len(items)).double().index_add_(0, histories.items[here] - items.start, offsets[here])
 
 
-def checked_rating_sums(sums: Weights, users: float, num_items: int, *, secure: bool) -> Weights:
+def bounded_rating_sums(sums: Weights, users: float, num_items: int, *, secure: bool) -> Weights:
     """Sums that the ratings of so many users can have; without masks no user counts for more than with them."""
     found = dict(sums)
     if RATING_TOTALS in sums:

@@ -137,11 +137,9 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
             sums[RATING_OFFSETS] = rating_updates.rating_offsets(histories, items, secure=secure)
         return Update(sums, float(histories.num_users))
 
-    def checked_statistics(self, settings: Any, statistics: Update, num_items: int) -> Update:
-        secure, weight = settings.privacy.uses_secure_aggregation, statistics.weight
-        checked = super().checked_statistics(settings, statistics, num_items)
-        sums = rating_updates.checked_rating_sums(checked.sums, weight, num_items, secure=secure)
-        return replace(checked, sums=sums)
+    def bounded_statistics(self, settings: Any, statistics: Update, num_items: int) -> Update:
+        secure, (sums, weight) = settings.privacy.uses_secure_aggregation, (statistics.sums, statistics.weight)
+        return replace(statistics, sums=rating_updates.bounded_rating_sums(sums, weight, num_items, secure=secure))
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """Number items so that those which the hash folds into one row have similar mean ratings."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,18 +14,15 @@ from torch import Tensor
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.federation.algorithm import (
     Algorithm,
-    BoundsContributions,
     Capability,
     FixedPointUpdates,
     RemembersUpdates,
-    WeighsUsers,
 )
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, Aggregate, ClientTask, ClientUpdate, ScheduledTask, Update
 from fairfold.privacy.fixed_point import (
-    FRACTION_STEPS,
     Encoding,
     FixedPointVector,
     MeasuredUpdate,
@@ -51,7 +48,9 @@ class RobustRule(NamedTuple):
 
 
 class CombinesRobustly(Capability):
-    """Combines its clients' changes by a robust rule in place of their mean."""
+    """Takes a mean of its clients' changes, or by a robust rule what stands in its place."""
+
+    times_median: ClassVar[float] = 5.0  # of the median norm: a device's change at most, without a rule
 
     @property
     def robust_rule(self) -> RobustRule | None:
@@ -263,31 +262,6 @@ def fixed_point_encoding(plan: Plan, tasks: Mapping[int, ClientTask], num_client
     headroom = noise_headroom(plan.settings, exact.fixed_point, num_clients)
     layout = VectorLayout(shapes, exact.nested_sums)
     return Encoding(layout, privacy.clip, num_clients, exact.fixed_point, headroom, exact.value_bounds)
-
-
-def sum_problem(plan: Plan, update: Update, users: int, clients: int) -> str | None:
-    """Why no honest clients, who act for so many users, can have made a sum under masks; None if they can.
-
-    A masked number is any of 32 bits: what honest clients send is known, and what a hostile one adds is not bounded by
-    the encoding. So the server bounds the sum. With noise in it only the weight is known.
-    """
-    privacy = plan.settings.privacy
-    assert isinstance(privacy, SecurePrivacy)
-    rounding = clients / FRACTION_STEPS
-    most = users * WeighsUsers.of(plan.algorithm).max_user_weight(plan)
-    if not 0 <= update.weight <= most + rounding:
-        return f"a weight of {update.weight:g}, with {users} users"
-    if isinstance(privacy, DifferentialPrivacy):
-        return None
-    exact = FixedPointUpdates.of(plan.algorithm)
-    for name, total in update.sums.items():
-        bound = clients * privacy.clip
-        if name in exact.fixed_point:
-            bound = users * exact.value_bounds.get(name, 1.0)
-        largest = float(total.abs().max()) if len(total) else 0.0
-        if largest > bound * (1 + 1e-6):
-            return f"numbers of up to {largest:g}, with {users} users"
-    return BoundsContributions.of(plan.algorithm).sum_problem(update, users)
 
 
 def weighted_change(plan: Plan, task: ClientTask, update: Update) -> Update:

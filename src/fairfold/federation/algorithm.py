@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.config.tables import FrozenSettings
-from fairfold.errors import InvalidMessage
 from fairfold.federation.updates import (
     Aggregate,
     ClientTask,
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from fairfold.subspace.projection import Projection
 
 COUNTS = "counts"  # name of the statistic that counts the users of each item
-MAX_PER_USER = 1e12  # the largest number of a user in statistics, of however small a catalogue
-MAX_USER_IMAGES = 100_000  # images of one user, at most
 
 
 class Statistic(NamedTuple):
@@ -84,21 +81,8 @@ class Algorithm(FrozenSettings):
         sums = {COUNTS: count_of(histories, items)} if settings.subspace.needs_counts else {}
         return Update(sums, float(histories.num_users))
 
-    def checked_statistics(self, settings: "Settings", statistics: Update, num_items: int) -> Update:
-        """Statistics that so many users (the weight) can have sent, bounded where one could outweigh all others.
-
-        Raises :class:`InvalidMessage` for others. They are of one client, or an exact sum over several.
-        """
-        weight, sums = statistics.weight, statistics.sums
-        counts = sums.get(COUNTS)
-        if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
-            raise impossible("counts out of range", "at most one per user")
-        for name, statistic in self.statistics(settings).items():
-            if statistic.counts_users and name in sums and not 0 <= float(sums[name][0]) <= weight:
-                raise impossible("a number of users out of range", "at most its weight")
-        most = weight * max(float(num_items) ** 2, MAX_PER_USER)  # pairs of items are the most that a user has
-        if any(not float(vector.abs().max()) <= most for vector in sums.values() if len(vector)):
-            raise impossible("statistics out of range", f"at most {most:g}")
+    def bounded_statistics(self, settings: "Settings", statistics: Update, num_items: int) -> Update:
+        """Statistics of devices, refused or bounded where :mod:`.bounds` alone would let one user outweigh others."""
         return statistics
 
     def architecture(
@@ -253,20 +237,6 @@ class RemembersUpdates(Capability):
             rows.zero_()
 
 
-class BoundsContributions(Capability):
-    """Knows what a client's updates may add up to, however many it sends."""
-
-    def check_contribution(
-        self, plan: "Plan", task: ClientTask, update: Update, held: Weights, users: int, seed: int
-    ) -> tuple[str | None, Weights]:
-        """Why an update of so many users is refused, or None, and what to remember; ``seed`` is secret."""
-        return None, held
-
-    def sum_problem(self, update: Update, users: int) -> str | None:
-        """Why so many users together cannot have sent a sum, whose numbers are in range; or None."""
-        return None
-
-
 class FixedPointUpdates(Capability):
     """Numbers of updates are multiples of a step for every user, so that secure sums lose nothing."""
 
@@ -363,11 +333,6 @@ def mean_change(algorithm: Algorithm, task: ClientTask, name: str, vector: Tenso
     """The change that an update asks for, of one client or the mean of several."""
     mean = vector / weight if weight else vector
     return mean - task.vectors[name] if algorithm.sends_weights and weight else mean
-
-
-def impossible(given: str, needed: str) -> InvalidMessage:
-    """Sums that no users can have sent."""
-    return InvalidMessage(given, needed, "They are left out.")
 
 
 def count_of(histories: "Interactions", items: range, weights: Tensor | None = None) -> Tensor:

@@ -12,12 +12,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fairfold.federation.aggregation import RobustRule
+from fairfold.federation.aggregation import CombinesRobustly, RobustRule
 from fairfold.federation.algorithm import Algorithm, mean_change
 from fairfold.federation.updates import Aggregate, ClientTask, Update
 from fairfold.typing import Weights
 
-TIMES = 5.0  # of the median norm: what the norm of a device's change may be where no rule is asked for
 COMPARED = 16  # updates of a size that are kept until they can be compared with one another
 FEWEST = 3  # updates that can be compared with one another; fewer are clipped together with nothing
 
@@ -88,7 +87,7 @@ class BoundedAggregate(Aggregate):
         return {name: mean_change(self.algorithm, task, name, vector, update.weight) for name, vector in sums}
 
     def _add_bounded(self, task: ClientTask, update: Update, norm: float) -> None:
-        bound = TIMES * median(self._norms[task.size])
+        bound = CombinesRobustly.of(self.algorithm).times_median * median(self._norms[task.size])
         if norm > bound:
             sent = task.vectors if self.algorithm.sends_weights else {}
             scaled = {name: change * (bound / norm) for name, change in self._changes(task, update).items()}

@@ -14,8 +14,9 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidMessage
-from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change, sum_problem
-from fairfold.federation.algorithm import BoundsContributions, WeighsUsers
+from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change
+from fairfold.federation.algorithm import WeighsUsers
+from fairfold.federation.bounds import BoundsContributions, max_evaluated, sum_problem
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
@@ -32,7 +33,7 @@ from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_aggregation import SecureRound, quality_encoding
 from fairfold.flower.vectors import tensor_bytes
-from fairfold.flower.wire import Reply, TaskRequest, max_evaluated, unpack_reply
+from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate
 from fairfold.runs.events import ROUND, Event
 from fairfold.typing import Weights
@@ -197,26 +198,22 @@ class OpenRound:
         return messages
 
     def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update]]:
-        """Unmask the aggregate of every size, and reject nodes whose vectors are not in it.
-
-        Sums that the users of these nodes cannot have made drop the round; the survivors are in ``used``.
-        """
+        """Unmask the aggregate of every size for the nodes in ``used``; drop the round where it is beyond their users."""
         if self.secure is None:
             return []
         aggregates, found = self.secure.finish(), []
         self.secure.require_budget_unspent(f"round {self.number}")
-        survivors = self.secure.survivors
+        survivors, problem = self.secure.survivors, ""
         self.used += [node.node_id for node in survivors]
-        problem: str | None = None
         for size, aggregate in aggregates.items():
             owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
             users, task = sum(map(users_of, owners)), self.requests[size].task
-            problem = problem or sum_problem(plan, aggregate.update, users, len(owners))
+            problem = problem or sum_problem(plan, aggregate.update, users, len(owners)) or ""
             self._add_aggregate_quality(aggregate, plan, users)
             found.append((task, from_weighted_change(plan, task, aggregate.update)))
         for node in self.bytes_up.keys() - {node.node_id for node in survivors}:
             self.reject(node, "a secure sum that is lost")
-        if problem is not None:
+        if problem:
             self.drop(problem)
         return found
 

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fairfold.config import Settings
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import AggregationFailed, FairfoldError, InvalidMessage, InvalidState
+from fairfold.federation.bounds import checked_statistics
 from fairfold.federation.noise import noise_headroom, noise_multiplier
 from fairfold.federation.updates import Update
 from fairfold.flower.grid import ask_each
@@ -165,7 +166,7 @@ def secure_statistics(
 def _checked_statistics(settings: Settings, update: Update, num_items: int, users: int) -> Update:
     if not 0 < update.weight <= users:
         raise InvalidMessage("a number of users out of range", f"at most {users}", "It is summed again.")
-    return settings.algorithm.checked_statistics(settings, update, num_items)
+    return checked_statistics(settings, update, num_items)
 
 
 # -- encodings that both sides derive ----------------------------------------------------------------------------------

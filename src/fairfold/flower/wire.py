@@ -20,8 +20,9 @@ from fairfold.checksums import PARSE_ERRORS
 from fairfold.config import Settings, read_settings
 from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in, window_in
 from fairfold.errors import FairfoldError, InvalidMessage
-from fairfold.federation.algorithm import MAX_USER_IMAGES, RemembersUpdates, SparseUpdates, TrainsImages
+from fairfold.federation.algorithm import RemembersUpdates, SparseUpdates
 from fairfold.federation.architecture import Architecture, ImageShape
+from fairfold.federation.bounds import checked_statistics, max_evaluated
 from fairfold.federation.training import LocalSgd, RankingSgd
 from fairfold.federation.updates import ClientTask, Update
 from fairfold.flower.messages import facts_in, make_facts, with_facts
@@ -241,13 +242,6 @@ def _read_weight(facts: ConfigRecord, most: float) -> float:
     return weight
 
 
-def max_evaluated(settings: Settings, num_items: int, users: int) -> int:
-    """How many so many users count for in an evaluation at most: one each, or their ratings or images."""
-    if isinstance(settings.algorithm, TrainsImages):
-        return users * MAX_USER_IMAGES
-    return users * (num_items if settings.predicts_ratings else 1)
-
-
 def _read_quality(facts: ConfigRecord, request: TaskRequest, max_users: int) -> tuple[float, int] | None:
     settings, (total, users) = request.settings, (facts.get("quality"), facts.get("evaluated"))
     if total is None and users is None:
@@ -304,7 +298,7 @@ def unpack_statistics(
     weight = _read_weight(facts_in(content), max_users)
     lengths = statistics_lengths(settings, window)
     sums = unpack(content.get(ARRAYS), [1.0] * len(lengths), lengths, half=False, dtype=FLOAT64)
-    return settings.algorithm.checked_statistics(settings, Update(sums, weight), num_items)
+    return checked_statistics(settings, Update(sums, weight), num_items)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def test_reports_out_of_range_are_refused() -> None:
     (task,) = algorithm.tasks(plan, state, [0])
     for notes in ([2.0, 0, 0, 0], [1, 1.5, 0, 0], [1, 0.5, -1.2, 0], [1, 0.5, 0, -0.1], [-1.0, 0, 0, 0]):
         update = Update({QUALITY: torch.tensor(notes)}, 1.0)
-        assert algorithm.validate_update(plan, task, update) == "reports above one per user"
+        assert algorithm.validate_update(plan, task, update) == "reports that no users have"
     assert algorithm.validate_update(plan, task, Update({QUALITY: torch.tensor([1, 1, 0.5, 0.25])}, 1.0)) is None
 
 

@@ -30,8 +30,9 @@ from fairfold.algorithms.cooccurrence.tuning import QUALITY, Tuning
 from fairfold.algorithms.cooccurrence.uploads import CoOccurrenceUploads
 from fairfold.config.fleet import SecurePrivacy
 from fairfold.errors import InvalidMessage
-from fairfold.federation.algorithm import COUNTS, BoundsContributions, FixedPointUpdates, PrivateReleases, Tunable
+from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, PrivateReleases, Tunable
 from fairfold.federation.architecture import Architecture
+from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import actual_noise_std
 from fairfold.federation.plan import Plan

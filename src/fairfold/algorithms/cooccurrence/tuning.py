@@ -281,16 +281,10 @@ def _description(held: Mapping[str, Projection]) -> str:
 
 
 def problem(report: Tensor, users: float) -> str | None:
-    """Why so many users cannot have sent a sum of reports, or None.
-
-    A user that reports counts once, with a quality and a difference of at most 1.
-    """
-    count, quality, better, squares = report.tolist()
-    room = users / UNIT  # what rounding may add
-    if not 0 <= count <= users + room:
-        return "reports above one per user"
-    possible = better**2 <= count * squares + room * (2 * abs(better) + room)
-    good = 0 <= quality <= count + room and 0 <= squares <= count + room and possible
+    """Why so many users cannot have sent a sum of reports, or None: each counts once, with numbers of at most 1."""
+    (count, quality, better, squares), room = report.tolist(), users / UNIT  # what rounding may add
+    possible = max(abs(better) - room, 0) ** 2 <= count * (squares + room)
+    good = 0 <= count <= users and 0 <= quality <= count + room and 0 <= squares <= count + room and possible
     return None if good else "reports that no users have"
 
 
