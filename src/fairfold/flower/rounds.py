@@ -198,7 +198,7 @@ class OpenRound:
         return messages
 
     def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update]]:
-        """Unmask the aggregate of every size for the nodes in ``used``; drop the round where it is beyond their users."""
+        """Unmask the aggregate of every size for nodes in ``used``; drop the round where their users cannot have it."""
         if self.secure is None:
             return []
         aggregates, found = self.secure.finish(), []
