@@ -240,7 +240,8 @@ def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
     from experiments.pages import PART, Pages
 
     pages = Pages(out, folder.parent)
-    for path in sorted(folder.glob("*.md")):
+    readme = folder.parent / "README.md"
+    for path in [*sorted(folder.glob("*.md")), *([readme] if readme.is_file() else [])]:
         text = path.read_text(encoding="utf-8")
         try:
             made, drawn = pages.made(text), pages.drawn(text)

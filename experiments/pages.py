@@ -12,6 +12,8 @@ stands for the references' own table.
 ``<!-- compared: ranking/goodreads, general/mnist -->`` … ``<!-- end -->`` holds a line for every cell of these tables
 that the paper has, and whether ours agrees (:mod:`experiments.compare`).
 
+``<!-- gathered: … -->`` is a table of several experiments (:mod:`experiments.gathered`).
+
 ``<!-- drawn: subspaces/mnist -->`` stands before a picture, ``subspaces-mnist.svg``: the curves of that table over
 rounds.
 
@@ -35,6 +37,7 @@ from experiments.compare import HEADING as COMPARISON_HEADING
 from experiments.compare import compared_cells
 from experiments.execute import execute_all
 from experiments.experiment import known_experiments, read_experiment
+from experiments.gathered import GATHERED, gathered_cells
 from experiments.output import paired_differences
 from experiments.records import TRIALS, Records, outcome_from_record
 from experiments.tables import Entry, ResultTable, result_tables, sizes
@@ -120,7 +123,11 @@ class Pages:
             lines = _markdown(list(COMPARISON_HEADING), [list(one.line) for one in compared_cells(tables)])
             return found[1] + "\n".join(lines) + "\n" + found[3]
 
-        return COMPARED.sub(compared, MADE.sub(table, text))
+        def gathered(found: re.Match[str]) -> str:
+            heading, lines = gathered_cells(found["rows"], found["columns"], self.result_tables)
+            return found[1] + "\n".join(_markdown(heading, lines)) + "\n" + found[4]
+
+        return GATHERED.sub(gathered, COMPARED.sub(compared, MADE.sub(table, text)))
 
     def drawn(self, text: str) -> dict[str, bytes]:
         """Draw the pictures of a page, by the names of their files."""
@@ -201,7 +208,7 @@ def picture(result_table: ResultTable) -> bytes:
 
 def stated(text: str) -> str:
     """A page without what is made from records, code, and what is set apart: its figures are to be checked."""
-    for made in (COMPARED, MADE, CODE, APART):
+    for made in (COMPARED, MADE, GATHERED, CODE, APART):
         text = made.sub("", text)
     return text
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from experiments.__main__ import app
 from experiments.experiment import known_experiments, read_experiment
+from experiments.gathered import GATHERED
 from experiments.kinds import KINDS
 from experiments.pages import COMPARED, FIGURE, MADE, NONE, PART, Pages, RecordedFigures, parts, stated
 from experiments.records import Records, fingerprint
@@ -17,8 +18,10 @@ from fairfold.errors import InvalidData
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-DOCS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-TIED = [path for path, text in DOCS.items() if PART.search(text) or MADE.search(text) or COMPARED.search(text)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = {path: path.read_text(encoding="utf-8") for path in PAGES}
+TIES = (PART, MADE, COMPARED, GATHERED)
+TIED = [path for path, text in DOCS.items() if any(tie.search(text) for tie in TIES)]
 WRONG = "0.77777"
 
 
@@ -30,6 +33,7 @@ def pages() -> Pages:
 def test_pages_about_experiments_are_tied_to_records() -> None:
     names = {path.stem for path in TIED}
     expected = {
+        "README",
         "beyond-evidence",
         "fedrec",
         "fedrec-tables",
@@ -77,6 +81,9 @@ def test_no_figure_of_a_page_can_be_changed(path: Path, pages: Pages) -> None:
         comment, *lines = table[0].splitlines(keepends=True)
         wrong = comment + "".join([*lines[:2], *(FIGURE.sub(changed, line, count=1) for line in lines[2:])])
         assert pages.made(wrong) == table[0]
+    for table in GATHERED.finditer(text):
+        made = table[0].removeprefix(table[1])
+        assert pages.made(table[1] + FIGURE.sub(changed, made)) == table[0]
 
 
 def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
@@ -131,6 +138,27 @@ def test_a_column_may_be_of_another_table(pages: Pages) -> None:
         assert f"| {known[row].mean:.4f}" in line
     (line,) = (line for line in made.splitlines() if line.startswith("| popularity |"))
     assert line.endswith("|  |")
+
+
+def test_a_table_is_gathered_from_several_experiments(pages: Pages) -> None:
+    """A cell is that of the first table of its data set, none where there is no table, and the best is bold."""
+    comment = "<!-- gathered:\ngoodreads-published goodreads = Books\nml-1m = Films\nby:\n{}\n-->\nold\n<!-- end -->"
+    places = [
+        "popularity = beyond: popularity",
+        "FAIR = ranking: 1x-16x > FAIR-HET",
+        "1x = beyond beyond-large: 1x > best",
+    ]
+    made = pages.made(comment.format("\n".join(places)))
+    _, _, books, films = [line for line in made.splitlines() if line.startswith("|")]
+    popularity = pages.result_table("beyond", "goodreads-published").baselines["popularity"]
+    known = pages.result_table("ranking", "goodreads").entries
+    (fair,) = (entry.mean for entry in known if (entry.row, entry.column) == ("1x-16x", "FAIR-HET"))
+    assert books.startswith(f"| Books | {popularity:.3f} | {fair:.3f} | **".replace(" 0.", " ."))
+    assert films.count(" – ") == 1
+    assert films.count("**") == 2
+    for wrong in ("popularity beyond", "a = beyond: 1x > nothing", "a = nothing: popularity"):
+        with pytest.raises(InvalidData):
+            pages.made(comment.format(wrong))
 
 
 def test_pages_are_written_by_the_command(tmp_path: Path) -> None:
