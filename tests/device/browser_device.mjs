@@ -5,6 +5,7 @@ import { createRequire } from "node:module";
 const [, , built, folder] = process.argv;
 createRequire(import.meta.url)(built);
 export const device = globalThis.fairfold;
+export const { base64 } = device;
 const { unhex, unbase64 } = device;
 export const read = (name) => JSON.parse(readFileSync(`${folder}/${name}.json`, "utf8"));
 
