@@ -44,16 +44,16 @@ class Side:
     """A way to take steps."""
 
     name: str
-    pace: dict[str, Any]
+    asynchronous: dict[str, Any]
 
 
 def sides(at_work: int, seconds: float) -> list[Side]:
     """Rounds that wait for all; for twice the usual time; not at all: a step per quarter of those at work."""
     return [
         Side("wait for all", {}),
-        Side("deadline", {"seconds": 2 * seconds, "staleness": 0}),
-        Side("do not wait", {"answers": max(1, at_work // 4), "staleness": 50}),
-        Side("do not wait, staleness 8", {"answers": max(1, at_work // 4), "staleness": 8}),
+        Side("deadline", {"step_seconds": 2 * seconds, "max_staleness": 0}),
+        Side("do not wait", {"buffer_size": max(1, at_work // 4), "max_staleness": 50}),
+        Side("do not wait, staleness 8", {"buffer_size": max(1, at_work // 4), "max_staleness": 8}),
     ]
 
 
@@ -103,7 +103,10 @@ def main() -> None:
     logging.getLogger("fairfold").setLevel(logging.ERROR)  # who is refused is counted here
     unit = chosen.seconds * chosen.slower
     rows = list[list[Any]]()
-    clock = {"seconds": chosen.seconds, "spread": chosen.spread, "slow": chosen.slow, "slower": chosen.slower}
+    latency = {
+        "median_seconds": chosen.seconds, "log_std": chosen.spread,
+        "slow_share": chosen.slow, "slow_factor": chosen.slower,
+    }  # fmt: skip
     print(f"{chosen.data}: {chosen.at_work} devices at work, {chosen.seconds:g} s each, {chosen.slow:.0%} of them "
           f"{chosen.slower:g} times as long")  # fmt: skip
     for kind in chosen.algorithms:
@@ -115,8 +118,8 @@ def main() -> None:
             runs = []
             for seed in range(chosen.seeds):
                 fleet = {
-                    "clock": clock,
-                    "pace": side.pace,
+                    "latency": latency,
+                    "asynchronous": side.asynchronous,
                     "clients_per_round": "none" if everybody else chosen.at_work,
                 }
                 run = {"rounds": 10_000, "evaluate_every": 10_000, "seed": seed}

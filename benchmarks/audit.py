@@ -26,7 +26,7 @@ PRIVATE = {"privacy.level": "private", "privacy.epsilon": 8.0}
 BARE = {"algorithm.min_item_users": 0}
 
 Row = tuple[str, str, str, int, dict[str, Any]]
-"""Data, algorithm, capacities, devices of a sum (1: an answer, 0: the run's own), and changes."""
+"""Data, algorithm, capacities, devices of a sum (1: one update, 0: the run's own), and changes."""
 
 HEADINGS = ("data", "algorithm", "capacities", "changes", "seen", "attack", "devices", "value", "low", "high", "users",
             "note", "seconds")  # fmt: skip
@@ -50,7 +50,7 @@ ROWS: list[Row] = [
 
 
 def view_of(auditor: Auditor, cohort: int) -> View:
-    """What is seen: of the run's own server, of one answer, or of sums of so many."""
+    """What is seen: of the run's own server, of one update, or of sums of so many."""
     if cohort == 0:
         return auditor.views(compare=False)[0]
     if cohort == 1:

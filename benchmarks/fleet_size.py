@@ -6,7 +6,7 @@ Nodes answer at once with nothing to train, so that what is left is the server's
 checks, the step, the checkpoint and the record. Shown is the median over rounds after the first, in which those drawn
 are asked what they can hold, too (who is drawn for the first time is asked in later rounds as well: of few registered
 that is nobody soon, of many nearly everybody), in processor time, which others on the machine change little. Looking
-who is connected is told apart: it goes by all of them, and a run does it in no more than a tenth of its time; here,
+who is connected is measured apart: it goes by all of them, and a run does it in no more than a tenth of its time; here,
 where devices work in the same process, that is in every round.
 """
 

@@ -105,7 +105,7 @@ def measure(megabytes: int, half: bool) -> dict[str, object]:
             )
         (node,) = local_fleet.participants()
         log = (local_fleet.run_folder / "run.log").read_text()
-    stamps = [datetime.fromisoformat(line[:19]) for line in log.splitlines() if " answers used" in line]
+    stamps = [datetime.fromisoformat(line[:19]) for line in log.splitlines() if " updates used" in line]
     seconds = statistics.median((after - before).total_seconds() for before, after in pairwise(stamps))
     # Training rounds and one evaluation were sent down, training rounds alone came up.
     down, up = node["bytes_down"] // (ROUNDS + 1), node["bytes_up"] // ROUNDS

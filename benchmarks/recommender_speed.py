@@ -5,7 +5,7 @@
 with settings that are given, and at last with all that trials choose, for which `implicit` has nothing.
 ``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory;
 what lies outside the head, and how well held-out items are found, beside popularity.
-``... device``: the peak of memory of a device, a process of its own, while it answers.
+``... device``: the peak of memory of a device, a process of its own, while it makes its update.
 """
 
 import os
@@ -73,12 +73,12 @@ def modelled(
     """From interactions to the model, perhaps with trials: processor seconds. With a test set, what it finds of it."""
     settings = read_settings(
         {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
-         "algorithm": {"kind": "co_occurrence", "head": head, "tune": tune}}
+         "algorithm": {"kind": "co_occurrence", "max_items": head, "tune": tune}}
     )  # fmt: skip
     nothing = train.where(torch.zeros(len(train), dtype=torch.bool))  # to be numbered beside it
     given = Dataset("speed", train, nothing if test is None else test)
     data, first = timed("items numbered by counts", lambda: number_items(given, settings))
-    world, second = timed("survey and plan", lambda: Federation.of(settings, data))
+    world, second = timed("statistics and plan", lambda: Federation.of(settings, data))
     backend = choose_backend(world.sampler, world.clients, torch.device("cpu"))
 
     def run(rounds: int) -> State:
@@ -88,7 +88,7 @@ def modelled(
         return state
 
     rounds = settings.run.rounds if tune else 1
-    what = f"{rounds} rounds: pairs, trials, the model" if tune else "a round: all pairs, and the model"
+    what = f"{rounds} rounds: pairs, tuning, the model" if tune else "a round: all pairs, and the model"
     state, third = timed(what, lambda: run(rounds))
     assert float(state.full[ROWS].abs().max()) > 0
     known = world.plan.architecture.tables[ROWS][0]
@@ -158,22 +158,22 @@ def large(chosen: argparse.Namespace) -> None:
 
 
 def device(chosen: argparse.Namespace) -> None:
-    """A process that has nothing but its history, before and after it answers."""
+    """A process that has nothing but its history, before and after it makes its update."""
     code = f"""
 import resource, torch
-from fairfold.algorithms.cooccurrence.cooccurrence import Spoken
+from fairfold.algorithms.cooccurrence.cooccurrence import CoOccurrenceUpload
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 history = torch.randperm({chosen.head})[:{chosen.history}].sort().values
 def upload(mine, head, listed):
-    found = Spoken.of(mine, torch.tensor([len(mine)]), len(mine))
-    return found.shortest(head, torch.float32) if listed else found.summed(head, torch.float32)
+    found = CoOccurrenceUpload.of(mine, torch.tensor([len(mine)]), len(mine))
+    return found.shortest(head, torch.float32) if listed else found.dense(head, torch.float32)
 for listed in (True, False):
     upload(history[:5], 50, listed)
 for listed in (True, False):
-    before, answer = peak(), upload(history, {chosen.head}, listed)
-    size = 8 * answer.values().numel() if answer.is_sparse else 4 * len(answer)
-    how, more = "a list of pairs" if answer.is_sparse else "all numbers", peak() - before
-    print(f"{{len(history)}} items: an answer of {{size / 2**20:.1f}} MB ({{how}}), peak {{more:.1f}} MB more")
+    before, update = peak(), upload(history, {chosen.head}, listed)
+    size = 8 * update.values().numel() if update.is_sparse else 4 * len(update)
+    how, more = "a list of pairs" if update.is_sparse else "all numbers", peak() - before
+    print(f"{{len(history)}} items: an update of {{size / 2**20:.1f}} MB ({{how}}), peak {{more:.1f}} MB more")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -6,8 +6,8 @@
 The example: NeuMF with 8 factors and BPR, capacities 1x-2x, K = 10, E = 5, batches of 512, Adam 1e-3. The plain loop is
 what one would write first: every client gets the compact vectors, a stored index and sign for every virtual weight
 where they are compressed, torch's fused Adam over all of them, and is recovered and averaged on its own. Seconds are
-told twice: as they passed, and as the processor worked. The second do not depend on what else the machine does; compare
-them with OMP_NUM_THREADS=1, under which no thread waits busily.
+given twice: as they passed, and as the processor worked. The second do not depend on what else the machine does;
+compare them with OMP_NUM_THREADS=1, under which no thread waits busily.
 
 ``--sweep`` measures how a round's seconds grow with the catalogue n, the cohort K and the compression c, on synthetic
 worlds, and ``--plot`` draws such a file (a PNG beside it).

@@ -124,8 +124,8 @@ def disk() -> None:
     for scheme in SCHEMES:
         for items in ITEMS:
             command = [sys.executable, __file__, "--measure", "disk", str(items), scheme]
-            answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            rows.append(json.loads(answer))
+            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            rows.append(json.loads(printed))
             row = rows[-1]
             print(
                 f"  {scheme:7} {items:>11,} items: {row['seconds_per_round']:.3f} s a round (slowest"

@@ -5,7 +5,7 @@
 All devices are played in one process, one after the other, so seconds are of one core; they are processor time, since
 clocks on a shared machine measure others too. A device's time is that of all its steps (keys, shares, masks,
 signatures, shares again); certificates of devices that it has met before are not checked again, and what the first
-meeting costs is told beside it. The server's is everything from the first message to the sums. Bytes are those of
+meeting costs is printed beside it. The server's is everything from the first message to the sums. Bytes are those of
 messages that go up, against the plain vector.
 """
 
@@ -51,7 +51,7 @@ def measure(devices: int, words: int, leaving: float, rounds: int) -> None:
     memories = [Memory(Trust(), min_cohort=2) for _ in clients]
     draw = numpy.random.default_rng(0)
     chosen = degrees(devices)
-    print(f"{devices} devices, {words:,} words, {chosen.degree} neighbours, threshold {chosen.threshold}, "
+    print(f"{devices} devices, {words:,} numbers, {chosen.degree} neighbors, threshold {chosen.threshold}, "
           f"{leaving:.0%} leave after giving shares; load {os.getloadavg()[0]:.1f}")  # fmt: skip
     for number in range(rounds):
         session = Session(1, number, "train", 2, SegmentLayout.nested((words,)), turn=number)

@@ -1,13 +1,14 @@
-"""What one SuperLink bears: what idle devices cost, what looking up who is there costs, what answers cost.
+"""What one SuperLink bears: what idle devices cost, what looking up who is there costs, what replies cost.
 
     python benchmarks/superlink.py idle --nodes 50 200       # processor time of the server per device that waits
     python benchmarks/superlink.py idle --nodes 1000 5000 --processes 12      # with cores for those who ask
     python benchmarks/superlink.py requests                  # and by what they ask
     python benchmarks/superlink.py nodes --connected 1000 10000 100000
-    python benchmarks/superlink.py answers --devices 3 --megabytes 0.1 1 10
+    python benchmarks/superlink.py replies --devices 3 --megabytes 0.1 1 10
 
-The server is real: a SuperLink behind the gate, TLS on loopback, keys, SQLite. Idle devices send what ``fairfold node
-start`` sends while it waits. Shown is the processor time of the server, which others on the machine change little.
+The server is real: a SuperLink behind the gateway, TLS on loopback, keys, SQLite. Idle devices send what
+``fairfold node start`` sends while it waits. Shown is the processor time of the server, which others on the
+machine change little.
 """
 
 import argparse
@@ -110,7 +111,7 @@ class Fleet:
     def run(self, results: "SimpleQueue[tuple[list[float], dict[str, int], dict[str, int], float]]") -> None:
         """Be these devices until the end.
 
-        Tells how long answers took, why some were refused while devices came in and later, and how late they asked.
+        Reports how long replies took, why some were refused while devices came in and later, and how late they asked.
         """
         context, start = ssl.create_default_context(cafile=str(self.authority)), time.time()
         seconds, late = list[float](), list[float]()
@@ -269,8 +270,8 @@ def nodes(many: int) -> None:
         print(f"{many:>8,} connected: {words}, state.db {size:.0f} MB")
 
 
-def answers(megabytes: float, devices: int, rounds: int) -> None:
-    """Rounds of real devices whose orders and answers have some size."""
+def replies(megabytes: float, devices: int, rounds: int) -> None:
+    """Rounds of real devices whose tasks and updates have some size."""
     from fairfold import Settings
     from fairfold.flower.fleet.local_fleet import make_local_fleet
 
@@ -287,17 +288,17 @@ def answers(megabytes: float, devices: int, rounds: int) -> None:
         local_fleet.prepare(data)
         seen: list[tuple[float, float, int]] = []
 
-        def look(_round: int, _answers: int) -> None:
+        def look(_round: int, _updates: int) -> None:
             for pid in descendants([local_fleet.programs[0].pid]):
                 words = Path(f"/proc/{pid}/cmdline").read_text()
                 if "fairfold.flower.fleet.superlink" in words:
-                    seen.append((seconds_of(pid), resident(pid), _answers))
+                    seen.append((seconds_of(pid), resident(pid), _updates))
 
         local_fleet.run(lambda _words: None, look)
         took = seen[-1][0] - seen[0][0]
-        many = sum(answers for _, _, answers in seen[1:])
+        many = sum(updates for _, _, updates in seen[1:])
         print(f"{megabytes:>5} MB both ways, {devices} devices: {took / many:.2f} s of the SuperLink's processor time "
-              f"per answer, {max(size for _, size, _ in seen):.0f} MB of memory at most")  # fmt: skip
+              f"per update, {max(size for _, size, _ in seen):.0f} MB of memory at most")  # fmt: skip
 
 
 def main() -> None:
@@ -314,16 +315,16 @@ def main() -> None:
     one.add_argument("--at-once", type=int, default=30)
     one = what.add_parser("nodes")
     one.add_argument("--connected", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    one = what.add_parser("answers")
+    one = what.add_parser("replies")
     one.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 1.0, 10.0])
     one.add_argument("--devices", type=int, default=3)
     one.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if given.what == "answers":
+    if given.what == "replies":
         for size in given.megabytes:
-            answers(size, given.devices, given.rounds)
+            replies(size, given.devices, given.rounds)
         return
     if given.what == "requests":
         requests(given.devices, given.at_once)

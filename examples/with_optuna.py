@@ -15,7 +15,7 @@ WORLD = {"data.users": 100, "data.items": 300, "data.interactions_per_user": 30}
 
 
 class Prune(Callback):
-    """Tells a trial of every evaluation, and stops it where the others were better by then."""
+    """Reports every evaluation to a trial, and stops it where the others were better by then."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial

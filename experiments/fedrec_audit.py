@@ -1,7 +1,7 @@
 """What an update reveals of its user: the attack of ``fairfold audit`` on federated baselines and on ours.
 
-A method's devices train for some rounds. Then some of them answer once more, and the attacker, who has tuned itself on
-devices that it made up, ranks all items by one answer, or by the sum of a cohort.
+A method's devices train for some rounds. Then some of them send one more update, and the attacker, who has tuned itself
+on devices that it made up, ranks all items by one update, or by the sum of a cohort.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class FedRecAuditSettings:
     method: str  # a baseline, or "ours"
     data: str = "ml-100k"
     capacities: str = "1x"
-    rounds: int = 5  # before the answer
+    rounds: int = 5  # before the update
     clients: int = 200  # in each of them
     cohort: int = 1  # updates that the server sees as one sum
     targets: int = 60  # users who are attacked

@@ -1,4 +1,4 @@
-/* The hash of fairfold.kernels.hashing, word for word; the reasons for it are told there. */
+/* The hash of fairfold.kernels.hashing, number for number; the reasons for it stand there. */
 #ifndef FAIRFOLD_HASH_H
 #define FAIRFOLD_HASH_H
 

@@ -1,8 +1,8 @@
 """What the federated recommenders of the literature have in common: samples of 1 and 0, and an averaged item table.
 
 A device holds an item table, a vector of its user's own and perhaps layers. Per local step it takes all of its user's
-items as ones and, drawn anew, so many others for each as zeros, and descends the logistic loss. It answers with its
-change, the server steps along the mean (:mod:`fairfold.algorithms.server_lr`). What makes a method is its score, what
+items as ones and, drawn anew, so many others for each as zeros, and descends the logistic loss. It sends its
+change, the server steps along the mean (:mod:`fairfold.algorithms.averaging`). What makes a method is its score, what
 it keeps to itself, and what it adds to the loss: a file each, beside this one.
 
 Clients of a size train in one program; the specification is the same program with one client.

@@ -1,4 +1,4 @@
-"""Nobody is told to be ahead of a baseline that had to leave items out."""
+"""Nothing is called ahead of a baseline that had to leave items out."""
 
 from fairfold import simulate
 from fairfold.cli.train import baselines_table

@@ -22,7 +22,7 @@ def execute(experiment: Experiment, *given: Any, **named: Any) -> dict[Cell, Out
 
 
 class Listener(Watcher):
-    """Remembers what it is told, and may stop everything at some point of some cell."""
+    """Remembers its calls, and may stop everything at some point of some cell."""
 
     def __init__(self, stop_at: float = 2.0) -> None:
         self.kept = self.lacking = 0

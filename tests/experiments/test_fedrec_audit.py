@@ -1,4 +1,4 @@
-"""One answer of every method attacked: what it tells, against what is known of it."""
+"""One update of every method attacked: what it reveals, against what is known of it."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_first_answer_of_a_rival_is_its_history(method: str, least: float) -
     """Items of a user are moved one way and drawn ones the other, whatever the rank."""
     found, by_user = attacked(method, rounds=0)
     assert found[AUC] >= least
-    assert 0.3 < found[OTHERS] < 0.7  # another's answer says nothing of them
+    assert 0.3 < found[OTHERS] < 0.7  # another's update reveals nothing of them
     assert unpack_per_user(by_user[AUC]).mean() == pytest.approx(found[AUC], abs=1e-3)
 
 

@@ -169,8 +169,8 @@ int close(int descriptor) {
 }
 
 static int64_t place_of(int descriptor) {
-    struct stat told;
-    if (fcntl(descriptor, F_GETFL) & O_APPEND) return fstat(descriptor, &told) ? 0 : told.st_size;
+    struct stat found;
+    if (fcntl(descriptor, F_GETFL) & O_APPEND) return fstat(descriptor, &found) ? 0 : found.st_size;
     return lseek(descriptor, 0, SEEK_CUR);
 }
 

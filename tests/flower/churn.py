@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -388,25 +389,24 @@ def evaluate(day: Day) -> dict[str, Any]:
     run = day.local_fleet.run_folder
     done = day.local_fleet.server.completed_rounds()
     assert [number for number, _ in done] == list(range(1, day.rounds + 1)), "every round, each once"
-    assert all(answers > 0 for _, answers in done), "no empty round counts"
+    assert all(updates > 0 for _, updates in done), "no empty round counts"
     counted = [event for event in read_events(run) if event["event"] == ROUND and event["counted"]]
     assert [event["round"] for event in counted] == [number for number, _ in done]
     assert all(event["used"] for event in counted)
     empty = sum(event["event"] == ROUND and not event["counted"] for event in read_events(run))
     # The log is of all sittings: a round is done again only where it was the open one.
-    completed = [int(line.split("round ")[1].split(":")[0]) for line in (run / "run.log").read_text().splitlines()
-            if " answers used" in line]  # fmt: skip
-    again = 0
+    completed = [int(found) for found in re.findall(r"round (\d+): \d+ updates used", (run / "run.log").read_text())]
+    assert set(completed) == {number for number, _ in done}
     for before, after in pairwise(completed):
         assert after in (before, before + 1), f"round {after} after round {before}"
-        again += after == before
     for before, after in day.checkpoints:
         assert after >= before, "a kill costs no round that was written down"
     exact(day)
     left = [reason for event in counted for reason in event["left_out"].values()]
     return {
-        "rounds": len(done), "answers": sum(answers for _, answers in done), "tried in vain": empty,
-        "done again after a kill": again, "left out": {reason: left.count(reason) for reason in sorted(set(left))},
+        "rounds": len(done), "updates": sum(updates for _, updates in done), "tried in vain": empty,
+        "done again after a kill": len(completed) - len(done),
+        "left out": {reason: left.count(reason) for reason in sorted(set(left))},
         "events": day.counts, "training gave up": day.gave_up, "memory": memory_report(day),
         "state.db, kB": [size // 1000 for _, size, _ in day.disk[:: max(1, len(day.disk) // 6)]],
         "nodes.jsonl, bytes per round": day.disk[-1][2] // len(done),

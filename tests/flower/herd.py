@@ -110,7 +110,7 @@ class LightWorker:
 
 
 class LightNodeLoop(node_loop.NodeLoop):
-    """A device that can be told to die."""
+    """A device that can be made to die."""
 
     doomed = False
 
@@ -136,7 +136,7 @@ def log(words: str) -> None:
 
 
 def many() -> None:
-    """Light devices, as told."""
+    """Light devices of a plan."""
     node_loop.WorkerProcess = LightWorker  # type: ignore[assignment,misc]
     files.disk = FullDisk()
     living: dict[str, tuple[threading.Thread, LightNodeLoop]] = {}

@@ -321,7 +321,7 @@ def test_correlations_follow_a_history_that_changes_within_a_run(tmp_path: Path)
     grown, without_b = [*lines, "a,3", "c,3", "c,6"], [line for line in lines if line.startswith("a")][:7]
     for change in (lines, grown, without_b, lines):
         path.write_text("user,item\n" + "\n".join(change))
-        strategy.start(grid, num_rounds=3)  # a device that lacks numbers of new items is told them, and answers then
+        strategy.start(grid, num_rounds=3)  # a device that lacks numbers of new items receives them first
         place, sums = strategy.network_state.item_numbers, strategy.progress.state.algorithm_state[SUM][SUM]
         histories = dict[str, list[int]]()
         for user, item in (line.split(",") for line in change):

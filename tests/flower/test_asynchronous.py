@@ -42,7 +42,7 @@ def federation(
 
 
 def slow_down(nodes: Nodes, slow: dict[int, int]) -> None:
-    """Answers of slow nodes are not there until the server has taken so many steps more."""
+    """Replies of slow nodes are not there until the server has taken so many steps more."""
     grid, asked_at = nodes.grid, dict[str, tuple[int, int]]()
     deliver, pull = grid._deliver, FaultyGrid.pull_messages
 
@@ -87,11 +87,11 @@ def test_slow_clients_are_aggregated_later_and_sums_stay_exact(kind: str, tmp_pa
     assert 2 in behind, "who is a little late counts"
     assert STALENESS + 2 in behind, "who is too late does not"
     assert sum("too stale" in reason for event in rounds for reason in event["left_out"].values()) == late
-    for event in rounds:  # bytes are counted when they come, whether the answer can be used or not
+    for event in rounds:  # bytes are counted when they come, whether the update can be used or not
         late_ones = [node for node, reason in event["left_out"].items() if reason.startswith("too stale")]
         assert sorted(event["up"]) == sorted([*map(str, event["used"]), *late_ones])
     open_since: dict[int, int] = {}
-    for number, node in task:  # a node is asked again once it was heard, or left out, in a round between
+    for number, node in task:  # a node is asked again once its update was used, or left out, in a round between
         if node in open_since:
             between = rounds[open_since[node] - 1 : number - 1]
             assert any(node in event["used"] or str(node) in event["left_out"] for event in between)
@@ -173,11 +173,11 @@ def test_real_programs_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
     )  # fmt: skip
     with stop_on_exit(local_fleet.programs):
         ended(local_fleet, started(local_fleet))
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [1] * 16, log_of(local_fleet)
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [1] * 16, log_of(local_fleet)
     rounds = [event for event in read_events(local_fleet.run_folder) if event["event"] == node_log.ROUND]
     used = Counter(node for event in rounds for node in event["used"])
     behind = {node: steps for event in rounds for node, steps in event.get("staleness", {}).items()}
-    assert len(used) == 3, "the slow one is heard as well"
+    assert len(used) == 3, "the slow one's updates are used as well"
     slow = min(used, key=lambda node: used[node])
     assert behind[str(slow)] >= 2, "while the others went on"
     assert_exact_folder(local_fleet)

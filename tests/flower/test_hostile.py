@@ -184,5 +184,5 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
                 assert client.post(f"https://{hostile.address}{path}").status_code == 403
         assert job.wait(1200) == 0, job.tail(40)
         assert server.status() is None
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [1, 1]
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [1, 1]
     assert (local_fleet.run_folder / "result.json").exists()

@@ -44,7 +44,7 @@ true, marker = persistence.RunRecorder.save_checkpoint, Path({marker!r})
 def round_done(self, progress):
     if progress.state.round_number == 2 and not marker.exists():
         marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)  # the answers are taken, and the checkpoint is not written
+        os.kill(os.getpid(), signal.SIGKILL)  # the updates are taken, and the checkpoint is not written
     true(self, progress)
 
 
@@ -103,7 +103,7 @@ def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
     local_fleet = sums(tmp_path / "trial", ["good", "killed"], rounds=3)
     with stop_on_exit(local_fleet.programs):
         ended(local_fleet, started(local_fleet))
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [2, 1, 2], log_of(local_fleet)
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [2, 1, 2], log_of(local_fleet)
     assert_exact(local_fleet)
 
 
@@ -119,7 +119,7 @@ def test_a_server_killed_between_aggregation_and_its_checkpoint(tmp_path: Path) 
         local_fleet.programs.clear()
         assert checkpoint.load_newest(local_fleet.run_folder / "checkpoints").progress.state.round_number == 1
         ended(local_fleet, started(local_fleet, "--resume"))
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [2, 2, 2], log_of(local_fleet)
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [2, 2, 2], log_of(local_fleet)
     assert_exact(local_fleet)
 
 
@@ -128,9 +128,9 @@ def test_ten_devices_killed_at_random_moments_in_two_rounds(tmp_path: Path) -> N
     with stop_on_exit(local_fleet.programs):
         ended(local_fleet, started(local_fleet))
     assert len(list(local_fleet.folder.rglob("killed-in-*"))) == 20
-    answers = [answers for _, answers in local_fleet.server.completed_rounds()]
-    assert answers[0] == answers[3] == 12, log_of(local_fleet)
-    assert answers[1] == answers[2] == 2, log_of(local_fleet)
+    updates = [updates for _, updates in local_fleet.server.completed_rounds()]
+    assert updates[0] == updates[3] == 12, log_of(local_fleet)
+    assert updates[1] == updates[2] == 2, log_of(local_fleet)
     assert_exact(local_fleet)
 
 

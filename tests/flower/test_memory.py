@@ -99,21 +99,21 @@ class LazyGrid(InProcessGrid):
         return list(self.asked)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        answers = [Message(RecordDict({"a": ArrayRecord()}), reply_to=self.asked.pop(name)) for name in message_ids]
-        for answer in answers:
-            self.alive.add(answer)
+        replies = [Message(RecordDict({"a": ArrayRecord()}), reply_to=self.asked.pop(name)) for name in message_ids]
+        for reply in replies:
+            self.alive.add(reply)
         gc.collect()
         self.most = max(self.most, len(self.alive))
-        return answers
+        return replies
 
 
 def test_replies_are_handed_on_and_forgotten() -> None:
     grid = LazyGrid(40)
     messages = [Message(RecordDict({"f": ConfigRecord()}), node, "train") for node in grid.get_node_ids()]
     seen = 0
-    for answer in StreamingGrid(grid, 1000).send_and_receive(messages, timeout=5):
-        seen += answer.has_content()
-        del answer
+    for reply in StreamingGrid(grid, 1000).send_and_receive(messages, timeout=5):
+        seen += reply.has_content()
+        del reply
     assert seen == 40
     assert grid.most <= 2 * FETCHED_AT_ONCE
 
@@ -121,11 +121,11 @@ def test_replies_are_handed_on_and_forgotten() -> None:
 class Pieces:
     """Flower's way to the SuperLink, which holds one reply in pieces of about 1,000 bytes."""
 
-    def __init__(self, answer: Message) -> None:
+    def __init__(self, reply: Message) -> None:
         self.fetched = 0
-        self.contents = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
-        self._tree = get_object_tree(answer)
-        self._proto = message_to_proto(remove_content_from_message(answer))
+        self.contents = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        self._tree = get_object_tree(reply)
+        self._proto = message_to_proto(remove_content_from_message(reply))
 
     def PullMessages(self, _request: object) -> PullAppMessagesResponse:  # noqa: N802 - Flower's name
         return PullAppMessagesResponse(messages_list=[self._proto], message_object_trees=[self._tree])
@@ -146,9 +146,9 @@ def test_a_reply_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) -> N
     InProcessGrid(None, [{}])  # type: ignore[arg-type]  # messages belong to a run, which this one names
     asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
     asked.metadata.__dict__.update(_message_id="asked", _run_id=1)
-    answer = Message(RecordDict({"a": arrays}), reply_to=asked)
-    answer.metadata.__dict__["_message_id"] = answer.object_id
-    link = Pieces(answer)
+    reply = Message(RecordDict({"a": arrays}), reply_to=asked)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    link = Pieces(reply)
     grid = HttpGrid(token="none")
     grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
     watched = StreamingGrid(grid, 200_000 if allowed else 10_000)
@@ -174,9 +174,9 @@ def test_an_incomplete_reply_is_given_up_at_the_deadline() -> None:
     InProcessGrid(None, [{}])  # type: ignore[arg-type]
     asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
     asked.metadata.__dict__.update(_message_id="asked", _run_id=1)
-    answer = Message(RecordDict({"a": ArrayRecord({"a": Array(numpy.ones(9, numpy.float32))})}), reply_to=asked)
-    answer.metadata.__dict__["_message_id"] = answer.object_id
-    for link, good in ((Dribble(answer), False), (Pieces(answer), True)):
+    reply = Message(RecordDict({"a": ArrayRecord({"a": Array(numpy.ones(9, numpy.float32))})}), reply_to=asked)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    for link, good in ((Dribble(reply), False), (Pieces(reply), True)):
         grid = HttpGrid(token="none")
         grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
         (found,) = StreamingGrid(grid, 1000).exchange([], PendingReplies({"asked": 7}), 0.0)

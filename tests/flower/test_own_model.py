@@ -87,7 +87,7 @@ def test_nodes_with_another_model_are_left_out_by_name(
 def test_a_device_does_not_load_what_only_the_server_names(
     world: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that lies about what it was told, or never asked: the module it names is not even imported."""
+    """A server that lies about what it was given, or never asked: the module it names is not even imported."""
     strategy, grid = federation(world, tmp_path, None, rounds=1)
 
     def agree(message: Message) -> None:

@@ -48,14 +48,14 @@ def secrets_of(folder: Path, names: list[str]) -> list[bytes]:
 def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) -> None:
     for message in messages:
         kind = message.metadata.message_type
-        answer = message.metadata.reply_to_message_id != ""
+        is_reply = message.metadata.reply_to_message_id != ""
         for record, key, content in parts(message):
-            if answer and record == FACTS:
-                assert key in UP[kind], f"{kind} answers with {key}"
+            if is_reply and record == FACTS:
+                assert key in UP[kind], f"{kind} replies with {key}"
                 assert key != "scales" or set(json.loads(content)) <= {1.0}, "at full precision scales say nothing"
             if record == ARRAYS:
                 assert key in ({FILE} if kind == MODEL else tensors), f"{kind} carries a tensor {key}"
-                assert not answer or kind == "train"
+                assert not is_reply or kind == "train"
             assert record in (ARRAYS, FACTS)
             assert not any(secret in content for secret in forbidden), f"{kind} carries something private in {key}"
 

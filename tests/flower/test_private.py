@@ -203,12 +203,12 @@ def training_without(nodes: set[int]) -> Callable[[ClientApp], ClientApp]:
     """Nodes that give shares and then do not train."""
 
     def wrapped(app: ClientApp) -> ClientApp:
-        def answer(message: Message, context: Context) -> Message:
+        def reply(message: Message, context: Context) -> Message:
             if message.metadata.message_type == "train" and context.node_id - 1 in nodes:
                 raise RuntimeError("no electricity")
             return app(message, context)
 
-        return cast(ClientApp, answer)
+        return cast(ClientApp, reply)
 
     return wrapped
 
@@ -230,7 +230,7 @@ def test_a_sum_that_nobody_has_paid_for_is_asked_for_again(tmp_path: Path) -> No
     failing = {"statistics": 1, "train": 1}
 
     def wrapped(app: ClientApp) -> ClientApp:
-        def answer(message: Message, context: Context) -> Message:
+        def reply(message: Message, context: Context) -> Message:
             if message.metadata.message_type == KEYS and context.node_id == 1:
                 purpose = parse_message(Session, secure_in(message.content), None).purpose
                 failing[purpose] -= 1
@@ -238,7 +238,7 @@ def test_a_sum_that_nobody_has_paid_for_is_asked_for_again(tmp_path: Path) -> No
                     raise RuntimeError("no electricity")
             return app(message, context)
 
-        return cast(ClientApp, answer)
+        return cast(ClientApp, reply)
 
     nodes = federation(tmp_path, capacities="1x", smallest=10, tries=3, app=wrapped)
     nodes.run()

@@ -88,7 +88,7 @@ def test_a_private_run_and_a_second_one_that_devices_refuse(tmp_path: Path) -> N
             time.sleep(0.2)
         result = read_json(local_fleet.run_folder / "result.json", job.tail(60))
         assert sorted(set(range(10)) - nodes.keys()) == sorted(KILLED.values())
-        assert [answers for _, answers in local_fleet.server.completed_rounds()] == [8]
+        assert [updates for _, updates in local_fleet.server.completed_rounds()] == [8]
         assert result["privacy"]["epsilon"] == pytest.approx(8)
         assert "ε = 8" in result["notes"][0]
         # Who was killed after it was written down has paid, who was killed before has not.

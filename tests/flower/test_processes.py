@@ -47,7 +47,7 @@ def capacity(message: Message, context: Context) -> Message:
 
 
 @app.query("statistics")
-def survey(message: Message, context: Context) -> Message:
+def statistics(message: Message, context: Context) -> Message:
     return inner(message, context)
 
 
@@ -87,7 +87,7 @@ def train(message: Message, context: Context) -> Message:
     if kind == "mortal" and message.metadata.group_id in "23":
         time.sleep(0.5)  # whenever the end comes, it comes
     if kind == "killed" and message.metadata.group_id == "2":
-        os.kill(os.getpid(), signal.SIGKILL)  # what it would remember is on its disk, and nobody has heard of it
+        os.kill(os.getpid(), signal.SIGKILL)  # what it would remember is on its disk, and nobody has received it
     arrays, facts = reply.content["arrays"], reply.content["fairfold"]
     name = next(iter(arrays))
     values = arrays[name].numpy().copy()
@@ -113,7 +113,7 @@ REASONS = {
 
 
 def made(folder: Path, kinds: list[str], rounds: int, timeout: float, wait_for: int = 0, **changes: Any) -> LocalFleet:
-    """A federation whose nodes behave as told; all hold the full model."""
+    """A federation whose nodes behave as their kinds say; all hold the full model."""
     keys: dict[str, Any] = {"rounds": rounds, "evaluate_every": 100, "data": WORLD, "factors": 4}
     settings = make_settings(**keys | (changes or {"algorithm": "closed_form", "server_optimizer": "sgd"}))
     local_fleet, data = make_local_fleet(
@@ -184,7 +184,7 @@ def test_clients_that_fail_in_every_way_are_left_out_by_name(tmp_path: Path) -> 
     for reason in REASONS.values():
         expected[reason] = expected.get(reason, 0) + 2
     assert {reason: counts[reason] for reason in expected} == expected
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [2, 2]
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [2, 2]
     log = log_of(local_fleet)
     assert "no electricity" in log
     for reason in REASONS.values():
@@ -262,5 +262,5 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
         assert resumed.progress.state.round_number == done
         ended(local_fleet, started(local_fleet, "--resume"))
     assert [number for number, _ in local_fleet.server.completed_rounds()] == [1, 2, 3, 4]
-    assert log_of(local_fleet).count("answers used") == 4
+    assert log_of(local_fleet).count("updates used") == 4
     assert ClientStore(local_fleet.node(0) / "state").load().acknowledged.update_id

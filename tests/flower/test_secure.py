@@ -85,7 +85,7 @@ def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None
 
 
 def no_answer_is_seen(messages: Iterable[Message]) -> None:
-    """Answers have a vector under masks, and nothing beside it that is a device's."""
+    """Replies have a vector under masks, and nothing beside it that is a device's."""
     for message in messages:
         if message.metadata.reply_to_message_id == "" or message.metadata.message_type == "query.capacity":
             continue
@@ -106,7 +106,7 @@ class Leaving:
     def __init__(self, app: ClientApp, leaving: dict[str, int]) -> None:
         self.app, self.leaving, self.notes = app, dict(leaving), dict[int, FixedPointVector]()
         self._begun = not leaving.keys() & {"query.statistics"}
-        self.spared = 0  # questions of a survey before
+        self.spared = 0  # questions of the statistics before
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
@@ -231,7 +231,7 @@ def test_statistics_are_not_summed_twice(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SecureRound, "begin", noted)
     nodes, app = leaving("co_occurrence", tmp_path, {"query.statistics": 1}, monkeypatch, smallest=8, capacities="1x")
-    app.spared = 8  # all answer of the first window
+    app.spared = 8  # all of the first window
     state = nodes.run()
     assert asked == [0, 10, 10, 20]
     expected, _, _ = simulated(data(), secure_settings("co_occurrence", smallest=8, capacities="1x"), as_devices)
@@ -389,7 +389,7 @@ def test_a_fleet_chooses_privacy_for_each_run_without_a_setting(tmp_path: Path) 
         (notes,) = open_.choose_privacy(devices)
         assert f"Privacy: {level}, since {devices} devices" in notes
         assert ServerFolder.open(tmp_path / "open").settings().privacy.level == level  # what the run's program reads
-    given = ServerFolder.create(tmp_path / "told", plain, "localhost", port=9, items=30)
+    given = ServerFolder.create(tmp_path / "given", plain, "localhost", port=9, items=30)
     assert given.has_privacy_settings()
     assert not given.choose_privacy(500)
     assert not given.settings().privacy.uses_secure_aggregation

@@ -1,5 +1,5 @@
 """Secure sums with real programs over TLS: nodes of three sizes, one of them killed in every phase of a round; and one
-that is killed in the survey before the first.
+that is killed in the statistics before the first.
 
     python -m pytest tests/flower/test_secure_processes.py -m slow
 
@@ -39,7 +39,7 @@ inner = make_client_app()
 app = ClientApp()
 
 
-def answer(message: Message, context: Context) -> Message:
+def reply_to(message: Message, context: Context) -> Message:
     home, kind = Path(context.node_config["state"]).parent, message.metadata.message_type.split(".")[-1]
     invitation = message.content["fairfold"].get("secure", b"") if kind == "secure_keys" else b""
     if b"train" in invitation:
@@ -60,9 +60,9 @@ def answer(message: Message, context: Context) -> Message:
 
 
 for kind in ("capacity", "statistics", "numbering", "secure_keys", "secure_shares", "secure_sign", "secure_reveal"):
-    app.query(kind)(answer)
-app.train()(answer)
-app.evaluate()(answer)
+    app.query(kind)(reply_to)
+app.train()(reply_to)
+app.evaluate()(reply_to)
 """
 
 SERVER = """
@@ -76,13 +76,13 @@ finish = SecureRound.finish
 
 
 def noted(summed):
-    heard = finish(summed)
+    completed = finish(summed)
     session, server = summed.server.session, summed.server
     path = Path({folder!r}) / f"sum-{session.purpose}-{session.round}.json"
-    totals = [of.tolist() for of in server.sums] if heard else []
+    totals = [of.tolist() for of in server.sums] if completed else []
     facts = {"sizes": session.layout.sizes, "lengths": session.layout.lengths, "survivors": server.survivors}
     path.write_text(json.dumps(facts | {"totals": totals}))
-    return heard
+    return completed
 
 
 SecureRound.finish = noted
@@ -133,7 +133,7 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
             time.sleep(0.2)
     assert (local_fleet.run_folder / "result.json").exists(), job.tail(60)
     assert sorted(set(range(12)) - nodes.keys()) == sorted(KILLED.values())  # each was killed where it should be
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [9, 7]
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [9, 7]
     for purpose, number, survivors in (("statistics", 0, 12), ("train", 0, 9), ("train", 1, 7)):
         compare(
             local_fleet, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors
@@ -159,7 +159,7 @@ def test_statistics_lost_by_a_kill_are_asked_for_again_when_the_node_is_back(tmp
     assert (local_fleet.run_folder / "result.json").exists(), job.tail(60)
     log = (local_fleet.run_folder / "run.log").read_text()
     assert "round 1: no usable update (the statistics before it are lost: " in log
-    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [5, 5]
+    assert [updates for _, updates in local_fleet.server.completed_rounds()] == [5, 5]
     for purpose, number in (("statistics", 0), ("train", 0), ("train", 1)):
         compare(local_fleet, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, 5)
 

@@ -1,4 +1,4 @@
-"""Who is not meant to be there does not get in, and is told why; nothing that is read can run code."""
+"""Who is not meant to be there does not get in, and gets the reason; nothing that is read can run code."""
 
 import ast
 import json

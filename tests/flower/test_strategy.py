@@ -216,7 +216,7 @@ def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
     nodes = made(network_settings(rounds=1), tmp_path)
     strategy, grid = nodes.strategy, nodes.grid
     strategy.nodes.connected(grid)
-    strategy.nodes.usable[6].size = 0  # a server that does not keep to what it was told
+    strategy.nodes.usable[6].size = 0  # a server that does not keep to what it sent
     strategy.start(grid)
     assert strategy.progress.rejections.counts["the device failed"] == 1
     assert strategy.nodes.usable[6].size == 2, "asked again before the next order"

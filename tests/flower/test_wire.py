@@ -95,31 +95,31 @@ def sparse_order() -> tuple[TaskRequest, Update, dict[str, int]]:
     world = Federation.of(settings, number_items(tiny_data(2, 9, 120), settings))
     plan = world.plan
     (task,) = plan.algorithm.tasks(plan, world.initial(), [0])
-    answer, _ = plan.algorithm.client_update(plan, task, world.clients.client(4, 0))
-    return TaskRequest(task, settings, 120, 3, 4), answer, plan.algorithm.update_shapes(plan, task)
+    update, _ = plan.algorithm.client_update(plan, task, world.clients.client(4, 0))
+    return TaskRequest(task, settings, 120, 3, 4), update, plan.algorithm.update_shapes(plan, task)
 
 
 def test_a_sparse_update_arrives_as_it_was_in_the_reported_bytes() -> None:
-    request, answer, sizes = sparse_order()
-    assert answer.sums["sum"].is_sparse
-    packed = pack_reply(request, Reply(answer))
-    assert vectors.tensor_bytes(packed) == answer.bytes_up < 4 * sizes["sum"]
+    request, update, sizes = sparse_order()
+    assert update.sums["sum"].is_sparse
+    packed = pack_reply(request, Reply(update))
+    assert vectors.tensor_bytes(packed) == update.bytes_up < 4 * sizes["sum"]
     found = unpack_reply(packed, request, sizes, 10.0).update
     assert found is not None
     assert found.sums["sum"].is_sparse
-    assert found.sums["sum"].to_dense().equal(answer.sums["sum"].to_dense())
-    nothing = replace(answer, sums={"sum": answer.sums["sum"] * 0})
+    assert found.sums["sum"].to_dense().equal(update.sums["sum"].to_dense())
+    nothing = replace(update, sums={"sum": update.sums["sum"] * 0})
     empty = torch.sparse_coo_tensor(torch.empty(1, 0).long(), torch.empty(0), (sizes["sum"],), check_invariants=True)
-    for update in (nothing, replace(answer, sums={"sum": empty})):
-        again = unpack_reply(pack_reply(request, Reply(update)), request, sizes, 10.0).update
+    for one in (nothing, replace(update, sums={"sum": empty})):
+        again = unpack_reply(pack_reply(request, Reply(one)), request, sizes, 10.0).update
         assert again is not None
         assert not again.sums["sum"].to_dense().any()
 
 
 @pytest.mark.parametrize("places", [[3, 2], [3, 3], [-1, 3], [3, 10**9], [0], [0, 1, 2], "many", "none", "float"])
 def test_places_that_are_none_are_refused(places: Any) -> None:
-    request, answer, sizes = sparse_order()
-    packed = pack_reply(request, Reply(answer))
+    request, update, sizes = sparse_order()
+    packed = pack_reply(request, Reply(update))
     numbers = Array(torch.ones(2).numpy())
     if places == "many":  # all numbers would be shorter
         places = list(range(sizes["sum"] // 2 + 1))

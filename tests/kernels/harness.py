@@ -1,4 +1,4 @@
-"""What every fast body is held to: generated layouts and arguments, and the specification's answer beside its own.
+"""What every fast body is held to: generated layouts and arguments, and the specification's result beside its own.
 
 Slots and signs must be equal bit for bit. Values that are only moved must be equal; sums may differ by the order of
 their terms, :func:`assert_sums_close` says by how much.

@@ -67,8 +67,8 @@ def accuracy_after_training(model: nn.Module, examples: int, epochs: int) -> flo
             schedule.step()
     test_ids, test_labels = words(read_idx("t10k-images-idx3")), read_idx("t10k-labels-idx1")
     with torch.no_grad():
-        answers = torch.cat([model(part).argmax(1) for part in torch.split(test_ids, 1000)])
-    return float((answers == test_labels).float().mean())
+        predicted = torch.cat([model(part).argmax(1) for part in torch.split(test_ids, 1000)])
+    return float((predicted == test_labels).float().mean())
 
 
 def compressed(shared: bool) -> nn.Module:

@@ -175,7 +175,7 @@ def a_bound_between(case: str) -> float:
 @pytest.mark.parametrize("runner", list(RUNNERS))
 @pytest.mark.parametrize("case", [case for case in CASES if case != "central"])
 def test_those_who_go_too_far_are_refused_and_nobody_else(case: str, runner: str) -> None:
-    """Heard together, one who goes too far would hide among the others."""
+    """Added up with others, one who goes too far would hide among the others."""
     skip_unless_served(runner, case, "1x-16x")
     chosen = settings_for(case, "1x-16x", max_change=a_bound_between(case))
     with precision():

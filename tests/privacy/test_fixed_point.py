@@ -1,4 +1,4 @@
-"""Answers as words: sums are exact, nothing wraps, and segments are summed over all who own them."""
+"""Updates as fixed-point numbers: sums are exact, nothing wraps, and segments are summed over all who own them."""
 
 from typing import Any
 

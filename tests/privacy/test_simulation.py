@@ -60,8 +60,8 @@ def secure(least: int = 4, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
-def test_sums_of_words_are_those_of_answers_up_to_rounding(case: str) -> None:
-    sizes = "1x" if case == "co_occurrence" else "1x-2x"  # where answers are seen, its small devices speak of more
+def test_fixed_point_sums_are_the_plain_ones_up_to_rounding(case: str) -> None:
+    sizes = "1x" if case == "co_occurrence" else "1x-2x"  # its small devices upload more where plain
     plain, words = (states(private_federation(case, level, sizes), sequential) for level in ("plain", secure()))
     for name, vector in plain.full.items():
         if name == "regression":  # a regression on facts that hardly differ here: rounding turns it, and no row with it
@@ -250,7 +250,7 @@ def test_a_cohort_is_heard_through_words() -> None:
     assert SecureAggregator(others.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
 
 
-def test_what_exact_sums_leave_out_is_told() -> None:
+def test_what_exact_sums_leave_out_is_in_the_notes() -> None:
     def notes(level: Any, kind: str = "co_occurrence", **more: Any) -> str:
         return " ".join(privacy_report(Settings(algorithm={"kind": kind} | more, privacy=level))["warnings"])
 
@@ -261,7 +261,7 @@ def test_what_exact_sums_leave_out_is_told() -> None:
         "secure", min_item_users=3
     )
     assert "of smaller sums in proportion" in notes(secure(20))
-    assert "spoken of" not in notes("secure", "ratings") + notes("private")
+    assert "are expected to have" not in notes("secure", "ratings") + notes("private")
     assert not notes("plain")
 
 
@@ -272,9 +272,7 @@ def test_what_exact_sums_leave_out_is_told() -> None:
         ({"level": "secure", "min_cohort": 300}, 500, 20),
     ],
 )  # fmt: skip
-def test_a_sum_speaks_of_items_that_enough_of_it_are_expected_to_have(
-    privacy: Any, drawn: int | None, least: int
-) -> None:
+def test_a_sum_is_of_items_that_enough_of_it_are_expected_to_have(privacy: Any, drawn: int | None, least: int) -> None:
     """Of 1,000 users one has the item 0, two the item 1, and so on, in the order of popularity."""
     settings = Settings(
         algorithm="co_occurrence", privacy=privacy, fleet={"clients_per_round": drawn, "capacities": "1x"}

@@ -275,7 +275,7 @@ def test_the_page_in_a_browser(run: Path, width: int, scheme: str, tmp_path: Pat
             assert "INFO round 4: 6 updates used" in page, "lines of JSON as a person reads them"
             assert "6 × no update in time" in page
             assert "&lt;b&gt;run</h1>" in page, "what comes from a run is text"
-            assert page.count("<path") == 5, "the server and three sizes, and the answers"
+            assert page.count("<path") == 5, "the server and three sizes, and the updates"
             picture = tmp_path / "page.png"
             opened(
                 tmp_path / "profile", f"{address}?token=secret", *look, "--hide-scrollbars", f"--screenshot={picture}"

@@ -1,4 +1,4 @@
-"""Pages as a real browser shows them: Chromium without a window, spoken to over a pipe.
+"""Pages as a real browser shows them: Chromium without a window, controlled over a pipe.
 
 It comes from a system's packages (``apt-get install chromium``). It may fetch nothing from a network but, where a test
 says so, from this machine.

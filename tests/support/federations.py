@@ -51,14 +51,14 @@ def tiny_settings(**changes: Any) -> Settings:
 
 def make_federation(data: Dataset, settings: Settings) -> tuple[Federation, State]:
     """A federation with its users' own vectors, and its server's first state."""
-    world = Federation.of(settings, data)
-    return world, world.initial()
+    federation = Federation.of(settings, data)
+    return federation, federation.initial()
 
 
-def after_rounds(world: Federation, state: State, rounds: int = 1, backend: Backend = sequential) -> State:
+def after_rounds(federation: Federation, state: State, rounds: int = 1, backend: Backend = sequential) -> State:
     """Some rounds later."""
     for _ in range(rounds):
-        state = run_round(state, world.sampler, world.clients, Rejections(), backend)
+        state = run_round(state, federation.sampler, federation.clients, Rejections(), backend)
     return state
 
 

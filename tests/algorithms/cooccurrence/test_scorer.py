@@ -98,7 +98,7 @@ def test_the_model_can_be_evaluated_at_any_time() -> None:
     state = federation.initial()
     assert bool(
         (scores_of(federation, state)[:, :-1] > scores_of(federation, state)[:, 1:]).all()
-    )  # nobody has spoken: popularity
+    )  # nobody has uploaded: popularity
     assert bool(torch.isfinite(scores_of(federation, after_rounds(federation, state, 1))).all())
 
 

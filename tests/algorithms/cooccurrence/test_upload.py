@@ -82,13 +82,13 @@ def test_a_client_lists_its_pairs_and_allocates_nothing_of_the_size_of_the_sum()
     federation = federation_of(12, 300, "1x-2x")
     plan, state = federation.plan, federation.initial()
     large, small = plan.algorithm.tasks(plan, state, [0, 1])
-    answers = [plan.algorithm.client_update(plan, task, federation.clients.client(3, 0))[0] for task in (large, small)]
+    updates = [plan.algorithm.client_update(plan, task, federation.clients.client(3, 0))[0] for task in (large, small)]
     mine = federation.clients.train.of(3)
-    for update in answers:
+    for update in updates:
         assert update.sums[SUM].is_sparse
         assert update.bytes_up == 8 * cooccurrence.triangle_size(len(mine))
         assert plan.algorithm.validate_update(plan, large, update) is None
-    assert answers[0].sums[SUM].to_dense().equal(answers[1].sums[SUM].to_dense())  # both have room for all
+    assert updates[0].sums[SUM].to_dense().equal(updates[1].sums[SUM].to_dense())  # both have room for all
 
 
 def test_a_list_takes_the_memory_of_its_pairs() -> None:
@@ -99,8 +99,8 @@ from fairfold.algorithms.cooccurrence.cooccurrence import CoOccurrenceUpload
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 uploaded = lambda mine: CoOccurrenceUpload.of(mine, torch.tensor([len(mine)]), len(mine)).shortest(8_000, torch.float32)
 uploaded(torch.arange(5))
-before, answer = peak(), uploaded(torch.arange(0, 8_000, 26)[:300])
-print(answer.is_sparse, answer.values().numel(), peak() - before)
+before, update = peak(), uploaded(torch.arange(0, 8_000, 26)[:300])
+print(update.is_sparse, update.values().numel(), peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     sparse, many, more = done.stdout.split()
@@ -170,7 +170,7 @@ def test_secure_aggregation_uploads_all_numbers() -> None:
 
 
 def test_support_is_counted_among_users_whose_clients_upload() -> None:
-    """Under masks a rare item is spoken of by larger devices alone: so many of their users have to have it."""
+    """Under masks a rare item is uploaded by larger devices alone: so many of their users have to have it."""
     counts, masks = torch.arange(100, 0, -1), {"level": "secure"}
 
     def head_of(capacities: str, least: float, rounds: int = 16, **tables: Any) -> int:
@@ -180,7 +180,7 @@ def test_support_is_counted_among_users_whose_clients_upload() -> None:
     for least in (3, 10, 40):
         enough = int((counts >= least).sum())
         assert head_of("1x", least, privacy=masks) == enough  # all share of all
-        assert head_of("1x-4x-16x", least) == enough  # and where answers may be seen
+        assert head_of("1x-4x-16x", least) == enough  # and where updates may be seen
         assert head_of("16x", least, privacy=masks) == min(enough, 24)  # a sixteenth of the pairs
         assert head_of("1x-4x-16x", least, 46, privacy=masks) == enough  # who sends all, in parts
         mixed = head_of("1x-4x-16x", least, privacy=masks)

@@ -264,7 +264,7 @@ def test_a_device_shows_its_owner_the_spent_privacy_budget(tmp_path: Path) -> No
     assert "noisy sums, of 150 devices or more" in status()
     assert "0.000 of 4 (δ = 1e-05), in 0 sums" in status()
     account = Ledger(node.state / LEDGER, 4, 1e-5, 150)
-    account.spend(LedgerEntry("a", "survey", sigma_for_share(sigma_for(4, 1e-5), 0.1), 200))
+    account.spend(LedgerEntry("a", "statistics", sigma_for_share(sigma_for(4, 1e-5), 0.1), 200))
     assert f"{account.spent():.3f} of 4" in status()
     assert "takes no further part" not in status()
     account.spend(LedgerEntry("a", "train 0", sigma_for_share(sigma_for(4, 1e-5), 0.9), 200))

@@ -220,6 +220,6 @@ def test_a_thousand_half_open_connections_leave_a_fleet_working(tmp_path: Any) -
         assert job.wait(600) == 0, job.tail(40)
         assert server.status() is None
         assert memory_of(superlink, "VmHWM") < before + (300 << 20)
-    assert [answers for _, answers in fleet.server.completed_rounds()] == [2, 2]
+    assert [updates for _, updates in fleet.server.completed_rounds()] == [2, 2]
     for one in opened:
         one.close()

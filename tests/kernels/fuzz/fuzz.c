@@ -1,4 +1,4 @@
-/* Calls every entry of the C ABI with random and hostile arguments, for as long as told, under the sanitizers.
+/* Calls every entry of the C ABI with random and hostile arguments, for as long as given, under the sanitizers.
  *
  * Buffers are exactly as long as the arguments say, on the heap, so that one byte too far is an error of the address
  * sanitizer. Integers are drawn near the edges (0, 1, powers of two, the ends of their types). What is checked here is
@@ -95,16 +95,16 @@ static void fuzz_rows(void) {
     void *sums = buffer(count * row_size, real);
     int32_t *positions = buffer(count * row_size, 4);
     int8_t *signs = buffer(count * row_size, 1);
-    /* Lengths that do not match are told only where the call can refuse them: larger than the table, or negative. */
+    /* Lengths that do not match are given only where the call can refuse them: larger than the table, or negative. */
     fairfold_rows rows = {ids, chance(40) ? below(20) : width, count, row_size};
     if (rows.row_bytes > width) rows.row_bytes = 3;
     if (chance(40)) rows.count = -1 - below(5);
     if (chance(40)) rows.row_size = -below(3);
-    int64_t told = chance(20) ? hostile() : size;
-    if (told == layout.head + (uint64_t)layout.tail) told = size;
+    int64_t given = chance(20) ? hostile() : size;
+    if (given == layout.head + (uint64_t)layout.tail) given = size;
     int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(6);
     if (kind == 4 || kind == 8) kind = real;
-    fairfold_move out = {layout, kind, compact, told, rows, sums, threads}, in = out;
+    fairfold_move out = {layout, kind, compact, given, rows, sums, threads}, in = out;
     in.values = values;
     fairfold_recover_rows(chance(100) ? NULL : &out);
     fairfold_accumulate_rows(chance(100) ? NULL : &in, 0.5);
@@ -131,10 +131,10 @@ static void fuzz_ranges(void) {
     if (layout.full_size > 0 && length > layout.full_size && !chance(4)) length = below(layout.full_size + 1), start = 0;
     void *compact = buffer(size, real), *values = buffer(length, real);
     int32_t *counts = buffer(size, 4);
-    int64_t told = chance(20) ? -below(5) : length;
-    fairfold_recover_range(&layout, real, compact, size, start, told, values, threads);
-    fairfold_accumulate_range(&layout, real, values, start, told, compact, chance(2) ? counts : NULL, size, threads);
-    fairfold_count_range(&layout, start, told, counts, size, threads);
+    int64_t given = chance(20) ? -below(5) : length;
+    fairfold_recover_range(&layout, real, compact, size, start, given, values, threads);
+    fairfold_accumulate_range(&layout, real, values, start, given, compact, chance(2) ? counts : NULL, size, threads);
+    fairfold_count_range(&layout, start, given, counts, size, threads);
     free(values);
     /* The whole vector is as long as the layout says, where that is a length one can have. */
     int64_t whole = layout.full_size < 0 || layout.full_size > 20 * MOST ? 0 : layout.full_size;
@@ -202,20 +202,20 @@ static void fuzz_train(void) {
     int64_t ends[3] = {1 + below(client.count), client.count, 0};
     client.ends = ends, client.steps = ends[0] < ends[1] ? 2 : 1;
     if (chance(20)) ends[below(2)] = hostile();
-    fairfold_client told = client;
+    fairfold_client given = client;
     fairfold_model claimed = model;
     switch (below(60)) { /* one lie at a time that the call can see */
-    case 0: told.size = -below(4); break;
-    case 1: told.width = -below(4); break;
-    case 2: told.steps = -1 - below(4); break;
-    case 3: told.values = NULL; break;
-    case 4: told.dense.signs = NULL; break;
+    case 0: given.size = -below(4); break;
+    case 1: given.width = -below(4); break;
+    case 2: given.steps = -1 - below(4); break;
+    case 3: given.values = NULL; break;
+    case 4: given.dense.signs = NULL; break;
     case 5: claimed.layers = chance(2) ? 65 + below(9) : -1 - below(9); break;
     case 6: claimed.optimiser = 3 + below(9); break;
     case 7: claimed.product = -1 - below(4); break;
     default: break;
     }
-    if (told.dense.signs || dense) fairfold_train(&claimed, chance(40) ? 5 : real, &told);
+    if (given.dense.signs || dense) fairfold_train(&claimed, chance(40) ? 5 : real, &given);
     free(values), free(pull), free(targets), free(samples);
     free_places(client.items[0]), free_places(client.items[1]);
     free_places(client.users[0]), free_places(client.users[1]), free_places(client.dense);
@@ -232,10 +232,10 @@ static void fuzz_pairs(void) {
     }
     if (size && chance(20)) items[below(size)] = hostile();
     if (histories && chance(20)) *(chance(2) ? begins : ends) = hostile();
-    int64_t room = columns * (columns + 1) / 2, told = sane_or_hostile(columns);
+    int64_t room = columns * (columns + 1) / 2, given = sane_or_hostile(columns);
     void *total = buffer(room, real), *weights = buffer(histories, real);
     fairfold_pair_sums(items, size, begins, ends, chance(40) ? -1 : histories, chance(40) ? 5 : real, weights,
-                       told, chance(40) && room ? NULL : total, room, 1 + (int)below(6));
+                       given, chance(40) && room ? NULL : total, room, 1 + (int)below(6));
     free(items), free(begins), free(ends), free(total), free(weights);
 }
 

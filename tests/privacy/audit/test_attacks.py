@@ -43,7 +43,7 @@ def nothing() -> None:
 
 
 def add_aggregate_noise(devices: ReplayedClients, sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the server hear sums with Gaussian noise of σ times the length of a typical word."""
+    """Let the server receive sums with Gaussian noise of σ times the length of a typical update."""
     clear, length = ReplayedClients.sums, float(torch.cat(list(next(devices.updates([0])).update.sums.values())).norm())
     draws = source(77)
 
@@ -60,7 +60,7 @@ def add_aggregate_noise(devices: ReplayedClients, sigma: float, monkeypatch: pyt
     monkeypatch.setattr(ReplayedClients, "sums", noisy_sums)
 
 
-# -- one answer --------------------------------------------------------------------------------------------------------
+# -- one update --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -228,7 +228,7 @@ def test_what_comes_from_neither_finds_both_equally() -> None:
 
 
 def test_who_was_not_there_is_not_found() -> None:
-    """One answer, and sums: of the same users, the answer of another and a sum without them say nothing."""
+    """One update, and sums: of the same users, the update of another and a sum without them say nothing."""
     devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     reader = UpdateReader(devices)
     updates = attack_updates(devices, reader, list(range(40)), source(), nothing)
@@ -302,7 +302,7 @@ def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_sum_of_fewer_sizes_is_compared_with_the_beginning_of_others() -> None:
-    """Where large devices are too few to be heard in one cohort and enough in another, sums differ in length."""
+    """Where large devices are too few to be added up in one cohort and enough in another, sums differ in length."""
     draws = source()
     others = [torch.randn(20, generator=draws) for _ in range(8)]
     seen, update = torch.randn(12, generator=draws), torch.ones(12)
