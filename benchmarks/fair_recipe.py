@@ -8,7 +8,7 @@ item's row, the same for all items or by the item's weight as in iALS, to find h
 varies one value of the recipe at a time. Rows that are in the file are not run again.
 
 How the rule of the ridge was found: beside the user's ridge of 10, the best ridges of the stage were about 1, 3, 5, 10
-and 30 on the three synthetic worlds, MovieLens 100K and 1M, and Goodreads-100 does not tell values apart. One number
+and 30 on the three synthetic worlds, MovieLens 100K and 1M, and Goodreads-100 does not separate values. One number
 for all data, one per user, and multiples of the root of the users, of the sum of the roots of users and items, and of
 the noise of a random matrix of this density were held against them; 0.04 times the root of the interactions fits
 best. It was found after the fact, on these five, and has one seed. Gowalla, tried afterwards (10 rounds, not in the

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from experiments import baselines
+from experiments.baselines.pointwise import Pointwise
 from experiments.cells import ReportProgress, with_partial_counts
 from experiments.combine import pack_per_user
 from experiments.leave_one_out import LeaveOneOutRanks, leave_one_out_ranks
@@ -184,7 +185,7 @@ def _trained(
         done = number + 1
         after(done, lambda state=state: _by_size(federation, state))  # type: ignore[misc]
     plan = Tunable.of(settings.algorithm).resolve(federation.plan, state)
-    bits = getattr(settings.algorithm, "BITS", 8 * FLOAT_BYTES)
+    bits = settings.algorithm.BITS if isinstance(settings.algorithm, Pointwise) else 8 * FLOAT_BYTES
     held = [one.bytes() * bits // (8 * FLOAT_BYTES) for one in plan.assignments(0)]
     own = sum(plan.architecture.user_vectors.values()) * bits // 8
     down, up = (moved / data.num_users).tolist()

@@ -38,6 +38,7 @@ from fairfold.config import merge_tables, read_settings
 from fairfold.config.tables import RATING_MODELS
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.federation.algorithm import TrainsImages
+from fairfold.federation.training import LocalSgd
 from fairfold.kernels import gpu
 
 Values = dict[str, Any]
@@ -127,7 +128,8 @@ class _Federated(Kind):
     def work(self, values: Values) -> float:
         """Local epochs of all rounds."""
         settings = self.settings(values)
-        return float(settings.run.rounds * getattr(settings.algorithm, "local_epochs", 1))
+        algorithm = settings.algorithm
+        return float(settings.run.rounds * (algorithm.local_epochs if isinstance(algorithm, LocalSgd) else 1))
 
     def run(
         self, values: Values, seed: int, folder: Path, report: ReportProgress, trials: Mapping[str, Outcome] = NO_TRIALS

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 
-# Nothing is left in the cache of whoever runs the tests, nor found there; each process of theirs has its own.
+# Nothing is left in the cache of the user who runs the tests, nor found there; each process of theirs has its own.
 _cache = tempfile.mkdtemp(prefix="fairfold-tests-")
 atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 os.environ["FAIRFOLD_CACHE"] = _cache

@@ -26,7 +26,6 @@ class LightFR(Pointwise):
 
     Attributes:
         kind: Its name in settings.
-        BITS: Of a number that a device holds.
     """
 
     BITS: ClassVar[int] = 1

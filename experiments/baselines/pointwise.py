@@ -35,7 +35,7 @@ from fairfold.federation.updates import (
 )
 from fairfold.methods import Tensors
 from fairfold.metrics.ranking import Scorer
-from fairfold.typing import Shapes, Weights
+from fairfold.typing import FLOAT_BYTES, Shapes, Weights
 
 ITEM = "item"
 USER = "user"
@@ -111,9 +111,11 @@ class Pointwise(AveragingAlgorithm, BatchedUpdates):
         local_epochs: Steps of a device per round, each over all of its samples.
         local_lr: Step size of the user's vector and of layers, along the mean over samples.
         item_lr: Step size of the item table, along the sum over samples.
+        BITS: Size of a number of the table, and of a user's vector, on a device.
         PHASES: What moves in each step: in one go, or one after the other.
     """
 
+    BITS: ClassVar[int] = 8 * FLOAT_BYTES
     PHASES: ClassVar[tuple[tuple[str, ...], ...]] = (("user_vectors", "dense", "items"),)
 
     num_negatives: int = Field(4, ge=1, lt=2**10)

@@ -117,7 +117,7 @@ def test_the_hessian_of_items_that_some_users_have() -> None:
 
 
 def test_a_step_of_some_clients_is_about_all() -> None:
-    """The ridge is a part of everybody's loss, whoever takes part."""
+    """The ridge is a part of every client's loss, in any cohort."""
     with precision():
         federation, state = make_federation(tiny_data(2, USERS), newton(clients_per_round=4))
         cohort = federation.sampler.cohort(0).tolist()

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left in the cache of whoever runs the tests."""
+    """Nothing is left in the cache of the user who runs the tests."""
     monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

@@ -143,7 +143,7 @@ class Silent(BiasedMF):
         return None  # type: ignore[return-value]
 
 
-def test_a_model_that_gives_no_tensor_is_told_what_it_gave() -> None:
+def test_a_model_that_gives_no_tensor_is_refused_with_what_it_gave() -> None:
     with pytest.raises(InvalidSettings, match="not None"):
         check_plugins(Settings(model=Silent))
 

@@ -206,7 +206,7 @@ def test_lines_that_are_nearly_json_are_left_out_and_counted(line: str, tmp_path
     assert prepared.manifest["source_counts"]["interactions"] == 72
     assert prepared.manifest["repairs"][json_lines.NOT_JSON] == 1
     path.write_text(line + "\n" + objects())
-    if "1e999" in line:  # the columns can still be told from it
+    if "1e999" in line:  # the columns can still be read from it
         assert count(path) == 72
         return
     with pytest.raises(InvalidData, match=r"is not JSON|own\.jsonl"):

@@ -1,4 +1,4 @@
-"""A folder to share, as the Hugging Face hub has them: it recommends as the device would, and tells of no user."""
+"""A folder to share, as the Hugging Face hub has them: it recommends as the device would, and reports no user."""
 
 import json
 import re

@@ -33,7 +33,7 @@ def test_cells_run_again_are_the_same_and_records_stay(kept: tuple[str, Path]) -
     assert (out / "small" / "cells.csv").read_bytes() == before
 
 
-def test_what_comes_out_otherwise_is_told(kept: tuple[str, Path], tmp_path: Path) -> None:
+def test_what_comes_out_otherwise_is_reported(kept: tuple[str, Path], tmp_path: Path) -> None:
     path, out = kept
     for record in Records(out / "small").by_label.values():
         (tmp_path / "small").mkdir(exist_ok=True)

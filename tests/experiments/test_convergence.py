@@ -28,6 +28,6 @@ def test_a_new_subspace_every_round_forgets() -> None:
         assert (last < 0.6 * first) == falls
 
 
-def test_the_slope_tells_rates_apart() -> None:
+def test_the_slope_distinguishes_rates() -> None:
     assert fitted_slope(ROUNDS, [1 / t for t in ROUNDS]) == pytest.approx(-1)
     assert fitted_slope(ROUNDS, [t**-0.5 for t in ROUNDS]) == pytest.approx(-0.5)

@@ -54,7 +54,7 @@ def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> Non
     assert sum(cell.row == "baselines" for cell in experiment.cells) == 1  # no seed, no training: once
 
 
-def test_references_are_those_of_the_data_and_of_what_is_judged() -> None:
+def test_references_are_those_of_the_data_and_of_the_measure() -> None:
     for experiment, table in (("ratings", "goodreads"), ("beyond", "ratings-goodreads")):  # two algorithms, one answer
         (cell,) = [one for one in read_experiment(experiment).cells if one.kind == "baselines" and one.table == table]
         assert cell.values == {
@@ -124,7 +124,7 @@ def test_like_takes_over_the_settings_of_another(tmp_path: Path) -> None:
         ('title = "Small"', "title = ", "a TOML file"),
     ],
 )
-def test_bad_files_are_told_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_bad_files_are_refused_with_place_and_reason(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in SMALL
     with pytest.raises(InvalidSettings, match=message):
         read_experiment(write(tmp_path, SMALL.replace(old, new, 1)))

@@ -1,4 +1,4 @@
-"""The fair table: ranks against a brute force, the split by time, and rivals against plain loops of torch."""
+"""The fair table: ranks against a brute force, the split by time, and baselines against plain loops of torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def small(seed: int = 0) -> Dataset:
 
 
 def baseline_federation(kind: str, data: Dataset, capacities: str = "1x", **keys: float) -> Federation:
-    """A federation of a rival."""
+    """A federation of a baseline."""
     subspace = "heterofl" if kind == "hetefedrec" else "fedavg"
     return Federation.of(
         read_settings(
@@ -87,7 +87,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("kind", "capacities"), SIZES)
-def test_many_clients_at_once_are_what_each_says_alone(kind: str, capacities: str) -> None:
+def test_updates_of_many_clients_at_once_are_those_of_each_alone(kind: str, capacities: str) -> None:
     data = small()
     keys = {"server_optimizer": "sgd", "server_lr": 1.0}  # Adam would magnify the last digit
     alone, together = (baseline_federation(kind, data, capacities, **keys) for _ in range(2))  # type: ignore[arg-type]
@@ -316,7 +316,7 @@ def test_a_trial_that_diverges_is_the_worst_and_no_error(monkeypatch: pytest.Mon
     assert 0 <= facts["measures"]["NDCG@10"] <= 1
 
 
-def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_central_baselines_are_tuned_on_the_same_items_as_federated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of the values is the one that finds the items before the newest."""
     data = small()
     assert data.valid is not None

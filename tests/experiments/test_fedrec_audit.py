@@ -24,7 +24,7 @@ def attacked(method: str, **others: int) -> tuple[dict[str, float], dict[str, st
 
 
 @pytest.mark.parametrize(("method", "least"), [("fedmf", 0.98), ("colr", 0.98)])
-def test_the_first_answer_of_a_rival_is_its_history(method: str, least: float) -> None:
+def test_the_first_update_of_a_baseline_is_its_history(method: str, least: float) -> None:
     """Items of a user are moved one way and drawn ones the other, whatever the rank."""
     found, by_user = attacked(method, rounds=0)
     assert found[AUC] >= least
@@ -32,13 +32,13 @@ def test_the_first_answer_of_a_rival_is_its_history(method: str, least: float) -
     assert unpack_per_user(by_user[AUC]).mean() == pytest.approx(found[AUC], abs=1e-3)
 
 
-def test_a_sum_tells_less_than_an_answer() -> None:
+def test_a_sum_reveals_less_than_an_update() -> None:
     alone, summed = (attacked("fedmf", rounds=0, cohort=cohort)[0] for cohort in (1, 20))
     assert summed[AUC] < 0.8 < alone[AUC]
     assert summed[FOUND] < alone[FOUND]
 
 
-def test_a_device_of_ours_says_all_in_its_first_answer() -> None:
+def test_a_device_of_ours_reveals_all_in_its_first_update() -> None:
     assert attacked("ours", rounds=0)[0][AUC] > 0.9
     assert attacked("ours", rounds=1)[0][AUC] < 0.6  # nothing is new
 

@@ -83,7 +83,7 @@ def test_an_order_from_few_users_counts_each_of_them_for_several() -> None:
     assert not torch.equal(some.train.counts_by_item, counts)  # the order is another one
     alike = [some.counted.leading[some.counted.counts == many].tolist() for many in set(some.counted.counts.tolist())]
     assert max(map(len, alike)) > 3
-    assert any(items != sorted(items) for items in alike)  # numbers at hand may tell everybody's order
+    assert any(items != sorted(items) for items in alike)  # numbers at hand may show everybody's order
     with pytest.raises(InvalidSettings, match="order_from"):
         with_partial_counts(data, 0.0, 0)
 

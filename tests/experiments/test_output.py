@@ -200,7 +200,7 @@ def test_few_curves_share_one_plot(tmp_path: Path) -> None:
     assert axes.get_lines()[0].get_label() == "row 0 column 0"
 
 
-def test_more_curves_than_can_be_told_apart_are_not_drawn(tmp_path: Path) -> None:
+def test_more_curves_than_can_be_distinguished_are_not_drawn(tmp_path: Path) -> None:
     assert set(figures(crossing(tmp_path, 2, 28))) == {"compared", "curves"}
     assert set(figures(crossing(tmp_path, 2, 29))) == {"compared"}
     assert set(figures(crossing(tmp_path, 17, 18))) == {"compared"}

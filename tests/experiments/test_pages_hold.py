@@ -96,8 +96,8 @@ def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
     assert pages.unrecorded_figures("Nobody says where 0.468 comes from.") == [
         "0.468 in: Nobody says where 0.468 comes from."
     ]
-    assert pages.unrecorded_figures("<!-- figures: none: told -->\nNobody says where 0.468 comes from.") == []
-    ended = "<!-- figures: none: told -->\n0.468\n## Another part\n0.468"
+    assert pages.unrecorded_figures("<!-- figures: none: quoted -->\nNobody says where 0.468 comes from.") == []
+    ended = "<!-- figures: none: quoted -->\n0.468\n## Another part\n0.468"
     assert len(pages.unrecorded_figures(ended)) == 1
     with pytest.raises(InvalidData, match="rankingg"):
         pages.unrecorded_figures("<!-- figures: rankingg -->\n0.468")

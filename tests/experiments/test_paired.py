@@ -132,7 +132,7 @@ def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> No
         assert is_complete(record | {"outcome": outcome}) == (metric == "slope" and bool(record["commit"])), metric
 
 
-def test_of_images_a_cell_keeps_which_were_told_right() -> None:
+def test_of_images_a_cell_keeps_which_were_classified_right() -> None:
     data = pictures.pictures(side=28)
     outcome = outcome_of_run(simulate(make_settings(**pictures.SMALL), data=data), 0.0)
     for name, value in (("best", outcome.best), ("last", outcome.last)):

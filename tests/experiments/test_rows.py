@@ -57,7 +57,7 @@ def test_a_row_is_one_line_that_says_what_was_written(
 
 
 def test_other_programs_read_the_same() -> None:
-    users = {"NDCG@20": "x" * 300_000}  # longer than what Python's own reader takes, unless it is told
+    users = {"NDCG@20": "x" * 300_000}  # longer than what Python's own reader takes, unless its limit is raised
     outcome = Outcome.of_curve([(1.0, 0.25), (2.0, 1 / 3)], "NDCG@20", facts={'a, "b"': [1]}, by_user=users)
     described = {
         "table": "t",

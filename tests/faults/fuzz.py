@@ -3,7 +3,7 @@
     python tests/faults/fuzz.py --minutes 30
     python tests/faults/fuzz.py --minutes 5 --seed 7 messages kernels
 
-What it finds is printed with its seed and number, by which the fuzzer that found it does it again. Whoever mends it
+What it finds is printed with its seed and number, by which the fuzzer that found it does it again. Who mends it
 puts the file into ``tests/faults/corpus``, which ``test_fuzz.py`` reads, or writes a test of its own.
 """
 

@@ -1,6 +1,6 @@
 """What a piece of a program allocates at most, counted by ``allocations.c`` at every call of malloc and its like.
 
-Resident memory is of a whole process, and rests where it once was: it cannot tell what a single message has cost.
+Resident memory is of a whole process, and rests where it once was: it cannot show what a single message has cost.
 """
 
 import ctypes

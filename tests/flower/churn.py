@@ -4,7 +4,7 @@
 
 A day of events is drawn from a seed and squeezed into the minutes given: devices enrol, die (some between training and
 sending), stop in good order, come back, change size, have full disks and wrong clocks; the server is killed: all of its
-programs, its SuperLink, or the run's own, and the command that trains with them. Whoever supervises (systemd, by the
+programs, its SuperLink, or the run's own, and the command that trains with them. Who supervises (systemd, by the
 units in ``deploy/``) is stood in for by :class:`Supervisor`, which starts again what has ended; nobody does more.
 Steady devices neither die nor stop, and in the calm end of the day the server is not killed: so there are processes
 that live long, whose memory is to stay as it is. When the day is over training is stopped in good order, and gone on
@@ -53,7 +53,7 @@ SIZES = ["1x", "2x", "4x"]
 CLOCKS = [7200.0, -7200.0, 60.0, -50 * 365 * 86400.0]
 ROUND_SECONDS = 15.0
 ENDLESS, LAST_UPDATE = 100_000, 2  # rounds: more than a day has, and those that end the run
-SETTLED = 60.0  # seconds after which a program has loaded what it needs
+LOAD_SECONDS = 60.0  # seconds after which a program has loaded what it needs
 FLAT_SHARE, FLAT_MB = 0.02, 2.0  # what memory may grow by and be called flat, of itself and beside that
 
 
@@ -190,7 +190,7 @@ class Day:
             device.program.kill()
 
     def tell(self, device: Device, what: str) -> None:
-        """Tell the process of the light ones."""
+        """Send an order to the process of the light ones."""
         assert self.herd is not None
         assert self.herd.stdin is not None
         self.herd.stdin.write(json.dumps({"node": str(device.folder), "do": what}) + "\n")
@@ -416,7 +416,7 @@ def evaluate(day: Day) -> dict[str, Any]:
 def memory_report(day: Day) -> dict[str, Any]:
     """Of each program: how many there were, what they took early and late in the day, how the longest-lived one grew.
 
-    Flat is who takes no more late in the day than early (each life once it has settled), and whose longest life does
+    Flat is who takes no more late in the day than early (each life once it has loaded), and whose longest life does
     not grow in its second half.
     """
     report = dict[str, Any]()
@@ -425,19 +425,19 @@ def memory_report(day: Day) -> dict[str, Any]:
         for when, of, pid, size in day.memory:
             if of == what:
                 lives.setdefault(pid, []).append((when, size / 1000))
-        settled = [life for of in lives.values() if (life := [at for at in of if at[0] - of[0][0] >= SETTLED])]
+        loaded = [life for of in lives.values() if (life := [at for at in of if at[0] - of[0][0] >= LOAD_SECONDS])]
         report[what] = {"processes": len(lives), "peak MB": round(max(size for of in lives.values() for _, size in of))}
-        if not settled:
+        if not loaded:
             continue
-        each = [median(size for _, size in life) for life in settled]
+        each = [median(size for _, size in life) for life in loaded]
         early, late = median(each[: -(-len(each) // 2)]), median(each[len(each) // 2 :])
-        longest = max(settled, key=lambda life: life[-1][0] - life[0][0])
+        longest = max(loaded, key=lambda life: life[-1][0] - life[0][0])
         half = longest[len(longest) // 2 :]
         slope = linear_regression(*zip(*half, strict=True)).slope if len(half) > 2 else 0.0
         grown, seconds = slope * (half[-1][0] - half[0][0]), longest[-1][0] - longest[0][0]
         bound = FLAT_SHARE * early + FLAT_MB
         report[what] |= {
-            "lives that settled": len(settled), "early, MB": round(early, 1), "late, MB": round(late, 1),
+            "lives that loaded": len(loaded), "early, MB": round(early, 1), "late, MB": round(late, 1),
             "longest life, s": round(seconds), "its middle, MB": round(half[0][1], 1),
             "its end, MB": round(half[-1][1], 1), "grown in its second half, MB": round(grown, 2),
             "flat": late - early <= bound and grown <= bound, "bound, MB": round(bound, 1),

@@ -178,7 +178,9 @@ def claim(users: float) -> Any:
 @pytest.mark.parametrize(
     ("kind", "algorithm"), [("train", "co_occurrence"), (STATISTICS, "co_occurrence"), ("train", "gradient")]
 )
-def test_a_device_speaks_for_no_more_users_than_it_was_invited_with(kind: str, algorithm: str, tmp_path: Path) -> None:
+def test_a_device_contributes_for_no_more_users_than_it_was_invited_with(
+    kind: str, algorithm: str, tmp_path: Path
+) -> None:
     """The statistics are those of the others, or less; before, 10,000 users of a device were accepted."""
     chosen = plain_settings(rounds=1, algorithm=TUNED if algorithm == "co_occurrence" else {"kind": algorithm})
     roster = Enrolment(tmp_path, users=2)

@@ -57,8 +57,8 @@ class Hostile:
             time.sleep(0.3)
         raise AssertionError("was never asked")
 
-    def answer(self, asked: MessageProto, root: ObjectTree) -> str:
-        """Announce an answer made of pieces; returns the session in which to send them."""
+    def reply(self, asked: MessageProto, root: ObjectTree) -> str:
+        """Announce a reply made of pieces; returns the session in which to send them."""
         facts = asked.metadata
         metadata = Metadata(
             run_id=facts.run_id, message_id=root.object_id, message_type=facts.message_type, group_id=facts.group_id,
@@ -68,9 +68,9 @@ class Hostile:
         return self.push(metadata, root)
 
     def push(self, metadata: Metadata, root: ObjectTree) -> str:
-        answer = MessageProto(metadata=metadata)
-        answer.content.SetInParent()
-        request = PushMessagesRequest(node=self.node, messages_list=[answer], message_object_trees=[root])
+        reply = MessageProto(metadata=metadata)
+        reply.content.SetInParent()
+        request = PushMessagesRequest(node=self.node, messages_list=[reply], message_object_trees=[root])
         return self.link.PushMessages(request).session_id
 
     def upload(self, run: int, session: str, contents: Iterator[bytes]) -> None:
@@ -132,7 +132,7 @@ def together(*works: Any) -> None:
 def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp_path: Path) -> None:
     """Stated bound: what the SuperLink had, the node's share, and three copies of every piece that is at work.
 
-    One node is honest. The other has a registered key: in place of an answer it announces more pieces than it may, and
+    One node is honest. The other has a registered key: in place of a reply it announces more pieces than it may, and
     trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower alone keeps the 2 GB.
     """
     share = 64_000_000
@@ -153,7 +153,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         job = local_fleet.start_run("--wait-for", "2")
         asked = hostile.wait_for_message()
         before = memory_of(superlink, "VmRSS")
-        # What is no answer; a tree that would grow; an answer of more pieces than a share has room for.
+        # What is no reply; a tree that would grow; a reply of more pieces than a share has room for.
         for wrong in (Metadata(run_id=asked.metadata.run_id), asked.metadata):
             with pytest.raises(httpx.HTTPStatusError, match="400"):
                 hostile.push(wrong, tree("a"))
@@ -162,9 +162,9 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
             bomb = tree(number, bomb, tree(number - 1))
         for root in (bomb, tree("many", *(tree(number) for number in range(2000)))):
             with pytest.raises(httpx.HTTPStatusError, match="429"):
-                hostile.answer(asked, root)
+                hostile.reply(asked, root)
         # One that has room, with far more bytes.
-        session = hostile.answer(asked, tree("root", *(ObjectTree(object_id=one) for one in names)))
+        session = hostile.reply(asked, tree("root", *(ObjectTree(object_id=one) for one in names)))
         pieces = [map(content, numbers[start::24]) for start in range(24)]
         run = asked.metadata.run_id
         together(*(lambda part=part: hostile.upload(run, session, part) for part in pieces))
@@ -178,7 +178,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         assert len(taken) == 16
         at_work = sum(3 * size * at_once for size, at_once in LIMITS.values())
         assert memory_of(superlink, "VmHWM") < before + share + at_work
-        # All but a node's own paths are shut to whoever lacks the server's secret, on its machine too, key or not.
+        # All but a node's own paths are shut to all who lack the server's secret, on its machine too, key or not.
         with httpx.Client(verify=ssl.create_default_context(cafile=hostile.ca)) as client:
             for path in ("/v1/control/list-nodes", "/v1/runtime/acquire-task", "/docs"):
                 assert client.post(f"https://{hostile.address}{path}").status_code == 403

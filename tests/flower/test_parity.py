@@ -168,7 +168,7 @@ def test_every_shape_that_is_tried_goes_over_flower(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [2, 8])
 def test_sums_validation_and_models_are_the_simulator_s_to_the_last_bit(nodes: int, tmp_path: Path) -> None:
-    """Whoever is on a node: a choice between models, at a knife's edge, is the same over messages."""
+    """For any users of a node: a choice between models, at a knife's edge, is the same over messages."""
     keys: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "capacities": "1x-4x", "factors": 8}
     settings = make_settings(algorithm="co_occurrence", method="truncated", clients_per_round=None, **keys)
     data = SyntheticDataset(users=24, items=80, interactions_per_user=16).dataset()

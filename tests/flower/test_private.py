@@ -32,7 +32,7 @@ from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.messages import Session, parse_message
 from fairfold.privacy.secure.server import Phase, SecureServer
 from fairfold.runs.folder import read_json
-from tests.flower.test_secure import data, no_answer_is_seen
+from tests.flower.test_secure import data, no_update_is_seen
 from tests.support.nodes import Nodes, as_devices, assert_same, in_process, simulated
 
 USERS = 10
@@ -120,7 +120,7 @@ def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
         state.algorithm_state["statistics"]["counts"].numpy(), world.plan.public.statistics["counts"].numpy()
     )
     assert_same(state.full, expected.full)
-    no_answer_is_seen(messages)
+    no_update_is_seen(messages)
     assert not any(message.metadata.message_type == "evaluate" for message in messages)  # a quality would cost more
     assert nodes.strategy.progress.history[-1].quality is None
     # Noise is that of the owners of each segment, enough of it if three in ten of these leave.

@@ -80,11 +80,11 @@ def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None
     assert quality is not None
     assert 0 < quality.server <= (4 if case == "ratings" else 1)  # squared errors
     assert not nodes.strategy.open_round.node_qualities  # nobody's own is known
-    no_answer_is_seen(messages)
+    no_update_is_seen(messages)
     assert not list(tmp_path.glob(f"*/secure/{ROUND}"))  # what was secret in a round is gone
 
 
-def no_answer_is_seen(messages: Iterable[Message]) -> None:
+def no_update_is_seen(messages: Iterable[Message]) -> None:
     """Replies have a vector under masks, and nothing beside it that is a device's."""
     for message in messages:
         if message.metadata.reply_to_message_id == "" or message.metadata.message_type == "query.capacity":
@@ -259,7 +259,7 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
 
 
 @pytest.mark.parametrize("case", ["gradient", "co_occurrence"])
-def test_what_a_device_said_under_masks_it_does_not_say_in_plain(
+def test_what_a_device_sent_under_masks_it_does_not_send_in_plain(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Enrolled for anything, 12 of 12 devices answered a secure run and then a plain one."""

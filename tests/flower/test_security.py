@@ -69,7 +69,7 @@ def test_a_refused_device_learns_why(local_fleet: LocalFleet, monkeypatch: pytes
     number = first.activate()
     found["early"] = refused(NodeConnection(address, ca, known))
     assert first.send_heartbeat(number)
-    first.deactivate(number)  # whoever says goodbye may come back at once
+    first.deactivate(number)  # a node that says goodbye may come back at once
     assert first.activate() == number
     first.deactivate(number)
     first.close()

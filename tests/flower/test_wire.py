@@ -282,7 +282,7 @@ def trained(items: int = 40, support: int = 1) -> tuple[TaskRequest, LocalData]:
 
 @pytest.mark.parametrize("block", [3, 7, 8_192])
 def test_a_catalogue_far_beyond_the_model_costs_a_device_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model does not tell apart comes in its order, in whatever blocks it is looked at."""
+    """What the model does not distinguish comes in its order, in whatever blocks it is looked at."""
     request, data = trained()
     whole = TaskRunner(request, data, ClientState(run=5), 1).quality()
     monkeypatch.setattr("fairfold.flower.client_tasks.BLOCK_ITEMS", block)

@@ -106,7 +106,7 @@ def test_settings_are_chosen_on_held_out_training_data() -> None:
         return Popularity(kept)
 
     same = tried(seen, (1.0, 2.0), train)
-    assert same[1.0] == same[2.0]  # rivals are evaluated on the same splits and users
+    assert same[1.0] == same[2.0]  # baselines are evaluated on the same splits and users
     assert len(splits) == 2 * 3
     assert all(length < len(train) for length in splits)
 

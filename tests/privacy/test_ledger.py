@@ -68,7 +68,7 @@ def test_a_budget_can_be_spent_once(tmp_path: Path) -> None:
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
-def test_what_was_said_is_not_said_again_and_few_are_refused(tmp_path: Path) -> None:
+def test_what_was_sent_is_not_sent_again_and_few_are_refused(tmp_path: Path) -> None:
     mine = ledger(tmp_path)
     mine.spend(entry(0.1))
     with pytest.raises(PrivacyBudgetSpent, match="a second time"):
@@ -78,7 +78,7 @@ def test_what_was_said_is_not_said_again_and_few_are_refused(tmp_path: Path) -> 
     assert len(mine.entries()) == 1
 
 
-def test_parts_of_a_sum_cost_what_it_costs_and_each_is_said_once(tmp_path: Path) -> None:
+def test_parts_of_a_sum_cost_what_it_costs_and_each_is_sent_once(tmp_path: Path) -> None:
     mine, whole = ledger(tmp_path), entry(1.0)
     assert mine.require(whole) == pytest.approx(8, rel=1e-6)
     assert not mine.entries()  # nothing was let out

@@ -108,7 +108,7 @@ def test_ratings_of_any_scale_are_learned_as_well_through_words(scale: float, lo
     assert found["secure"] < found["plain"] * 1.03
 
 
-def test_what_words_have_no_room_for_is_said_later() -> None:
+def test_what_fixed_point_has_no_room_for_is_sent_later() -> None:
     """Three rows that go together, of which words have room for a fifth, and one by itself."""
     meant, together = torch.tensor([[900.0, -3.0], [300.0, 0.3], [-80.0, 0.0], [17.013, 250.0]]), [4, 4, 4, 2]
     rounding, kept = FixedPoint(2**7, 2.0**9), torch.zeros(4, 2)
@@ -121,7 +121,7 @@ def test_what_words_have_no_room_for_is_said_later() -> None:
     assert ((meant - kept).abs() <= 0.5 / 2**7).all()
 
 
-def test_what_everybody_keeps_as_said_is_what_the_server_holds() -> None:
+def test_what_clients_remember_as_uploaded_is_what_the_server_holds() -> None:
     """To the last digit; and it is what they mean but for half a step."""
     world, plain = rated_world("secure"), rated_world("plain")
     state = world.initial()
@@ -146,7 +146,7 @@ def test_ratings_that_words_have_no_room_for_are_refused() -> None:
 
 
 @pytest.mark.parametrize("devices", [100, 32_767])
-def test_the_survey_of_ratings_fits_into_words(devices: int) -> None:
+def test_the_statistics_of_ratings_fit_into_fixed_point(devices: int) -> None:
     """Somebody with 2,000 ratings from 0 to 100 says in part how many and how large they are; no number is clipped."""
     settings = rated_world("secure").plan.settings
     source = torch.Generator().manual_seed(1)
@@ -173,7 +173,7 @@ def test_all_backends_give_the_same_words(case: str) -> None:
             assert all(torch.equal(of, second.algorithm_state[moment][name]) for name, of in kept.items()), moment
 
 
-def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_of_too_few_devices_is_not_opened_and_no_client_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world, rejections = private_federation("co_occurrence", secure(13), faults={"drop": 0.5}), Rejections()
     monkeypatch.setattr(type(world.sampler), "faults", lambda *_: dict.fromkeys(range(12), "drop"))
     state = states(world, batched, 1, rejections)
@@ -237,12 +237,12 @@ def test_a_few_clipped_numbers_stay_at_the_bound() -> None:
     assert all((after[name] - before[name]).abs().max() <= 1.1e-6 for name in before)
 
 
-def test_a_lowered_minimum_is_told() -> None:
+def test_a_lowered_minimum_is_in_the_notes() -> None:
     assert "below the usual 100" in Settings(privacy=secure(20)).privacy.warnings()[0]
     assert not Settings(privacy="secure").privacy.warnings()
 
 
-def test_a_cohort_is_heard_through_words() -> None:
+def test_a_cohort_is_aggregated_in_fixed_point() -> None:
     world = private_federation("co_occurrence", secure())
     assert isinstance(SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}), dict)
     assert SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {2: "drop"}

@@ -47,7 +47,7 @@ def test_a_folder_from_before_there_were_tables_is_refused(tmp_path: Path) -> No
             read(tmp_path)
 
 
-def test_other_versions_are_told(tmp_path: Path) -> None:
+def test_other_versions_are_reported(tmp_path: Path) -> None:
     run(small(), tmp_path / "run")
     write_manifest(newest_manifest(tmp_path / "run"), versions={"fairfold": "0.0.1", "torch": torch.__version__})
     _, messages = resumed(small(), tmp_path / "run")
@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Pa
         resumed(settings, out)
 
 
-def test_an_older_checkpoint_is_told_of_and_can_be_refused(tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_reported_and_can_be_refused(tmp_path: Path) -> None:
     out, messages = tmp_path / "run", list[str]()
     run(small(), out, checkpoint_every=1)
     damage(out / "checkpoints" / "round-00000004.safetensors", "flipped")

@@ -59,7 +59,7 @@ def test_folders_are_made_durable_from_the_first_that_was_missing(
     assert len(flushed) == 3
 
 
-def test_what_the_system_refuses_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_refuses_is_reported_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fcntl")
     with pytest.raises(CannotWrite, match="No such file"), files.locked(tmp_path / "missing"):
         pass

@@ -56,7 +56,7 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], t
 
 
 @pytest.mark.parametrize("changes", [{}, {"streamed": True, "faults": {"drop": 0.2}}, {"group_similar": False}])
-def test_ratings_go_on_from_what_every_device_last_said(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_ratings_go_on_from_the_last_update_of_every_device(changes: dict[str, Any], tmp_path: Path) -> None:
     lines = [
         f"{user}\t{item}\t{1 + user * item % 5}\t0" for user in range(9) for item in range(20) if (user + item) % 3
     ]

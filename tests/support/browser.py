@@ -23,10 +23,10 @@ DESKTOP, PHONE = (1280, 900), (390, 844)
 
 
 class Pipe:
-    """The orders to a browser and its answers, which all tabs share."""
+    """The orders to a browser and its replies, which all tabs share."""
 
-    def __init__(self, orders: BinaryIO, answers: BinaryIO) -> None:
-        self.orders, self.answers = orders, answers
+    def __init__(self, orders: BinaryIO, replies: BinaryIO) -> None:
+        self.orders, self.replies = orders, replies
         self.numbers, self.left = itertools.count(1), b""
         self.workers: dict[str, set[str]] = {}  # sessions of workers, by that of their page
 
@@ -53,7 +53,7 @@ class Browser:
         self.do("Target.closeTarget", targetId=self.target)
 
     def do(self, method: str, *, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """Give an order to the tab or one of its workers, and wait for its answer."""
+        """Give an order to the tab or one of its workers, and wait for its reply."""
         number = next(self._pipe.numbers)
         order = {"id": number, "method": method, "params": parameters}
         session = session or self._session
@@ -69,7 +69,7 @@ class Browser:
     def _receive(self) -> dict[str, Any]:
         pipe = self._pipe
         while b"\0" not in pipe.left:
-            more = os.read(pipe.answers.fileno(), 1 << 16)
+            more = os.read(pipe.replies.fileno(), 1 << 16)
             assert more, "the browser is gone"
             pipe.left += more
         message, _, pipe.left = pipe.left.partition(b"\0")
@@ -154,21 +154,21 @@ class Browser:
 def browser(folder: Path, *, local: bool = False) -> Iterator[Browser]:
     """A browser whose profile is in a folder; it ends with the block. It may reach this machine if ``local``."""
     names = "MAP * ~NOTFOUND" + (", EXCLUDE localhost, EXCLUDE 127.0.0.1" if local else "")
-    (orders, give), (receive, answers) = os.pipe(), os.pipe()
+    (orders, give), (receive, replies) = os.pipe(), os.pipe()
     words = [
         str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--hide-scrollbars", "--no-first-run", f"--host-resolver-rules={names}", f"--user-data-dir={folder}",
         "--remote-debugging-pipe",
     ]  # fmt: skip
     process = subprocess.Popen(
-        ["bash", "-c", f'exec "$@" 3<&{orders} 4>&{answers}', "bash", *words],
-        pass_fds=(orders, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ["bash", "-c", f'exec "$@" 3<&{orders} 4>&{replies}', "bash", *words],
+        pass_fds=(orders, replies), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     os.close(orders)
-    os.close(answers)
+    os.close(replies)
     try:
-        with os.fdopen(give, "wb") as orders_to, os.fdopen(receive, "rb") as answers_of:
-            yield Browser(Pipe(orders_to, answers_of))
+        with os.fdopen(give, "wb") as orders_to, os.fdopen(receive, "rb") as output:
+            yield Browser(Pipe(orders_to, output))
     finally:
         process.terminate()
         process.wait(30)

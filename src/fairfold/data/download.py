@@ -130,7 +130,7 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
     if done and tag:
         headers |= {"Range": f"bytes={done}-", "If-Range": tag}
     try:
-        answer = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT)
+        response = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not done:
             raise
@@ -138,17 +138,17 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
         part.unlink()
         _continue(remote, part, stages)
         return
-    with answer:
-        resumed = answer.status == 206
+    with response:
+        resumed = response.status == 206
         start = done if resumed else 0
-        length = answer.headers.get("Content-Length")
+        length = response.headers.get("Content-Length")
         total = start + int(length) if length else 0
-        tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+        tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
         # A weak tag promises the same meaning, not the same bytes, so it cannot be resumed on.
         write_atomically(_state_file(part), (b"" if tag.startswith("W/") else tag.encode()))
         with stages(f"downloading {remote.name}", total) as advance, part.open("ab" if resumed else "wb") as file:
             advance(start)
-            while block := answer.read(1 << 18):
+            while block := response.read(1 << 18):
                 file.write(block)
                 advance(len(block))
             file.flush()
@@ -159,8 +159,8 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
 
 def _published_md5(url: str) -> str:
     """Read the checksum of a publisher's `.md5` file: the first run of 32 hexadecimal digits."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-        found = re.search(r"\b[0-9a-fA-F]{32}\b", answer.read(4096).decode("latin-1"))
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+        found = re.search(r"\b[0-9a-fA-F]{32}\b", response.read(4096).decode("latin-1"))
     if found is None:
         raise ConnectionError(f"{url} holds no MD5 checksum")
     return found.group().lower()

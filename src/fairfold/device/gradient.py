@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from fairfold.device.facts import MAX_ITEMS, invalid_message, number_in, table_in
 from fairfold.device.layout import layout_of
-from fairfold.device.model import discounted_gain
+from fairfold.device.model import ndcg_of
 from fairfold.device.native import LocalNetwork, NetworkForm, add_weighted, draw_samples, library
 from fairfold.device.requests import NeedsWorker, TaskInput, require_room
 from fairfold.device.store import DeviceState, Tables
@@ -204,9 +204,8 @@ def quality(
         if not wanted or name not in histories:
             continue
         network = LocalNetwork(task.form, task.projections, task.vectors, own[name])
-        ranked, relevant = _best(network, set(histories[name]), task.num_items, top), set(wanted)
-        ideal = discounted_gain([True] * min(len(wanted), top))
-        found.append(discounted_gain([item in relevant for item in ranked]) / ideal)
+        ranked = _best(network, set(histories[name]), task.num_items, top)
+        found.append(ndcg_of(ranked, wanted, top))
     return {"quality": float(sum(found)), "evaluated": len(found)} if found else {}
 
 

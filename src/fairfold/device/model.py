@@ -104,9 +104,12 @@ def encode(content: bytes, columns: int, history: Sequence[int], first: int = 0)
     return sums
 
 
-def discounted_gain(hits: Sequence[bool]) -> float:
-    """Sum of 1/log2(rank + 1) over the ranks that hit, counted from 1."""
-    return sum(1 / math.log2(place + 2) for place, hit in enumerate(hits) if hit)
+def ndcg_of(ranked: Sequence[int], wanted: Sequence[int], top: int) -> float:
+    """NDCG@top of ranked items: the wanted ones discounted by 1/log2(rank + 1), as a share of the most they can be."""
+    discounts = [1 / math.log2(place + 2) for place in range(top)]
+    relevant = set(wanted)
+    gain = sum(discount for item, discount in zip(ranked, discounts, strict=False) if item in relevant)
+    return min(gain / sum(discounts[: len(wanted)]), 1.0)
 
 
 class CoOccurrenceModel:
@@ -193,6 +196,4 @@ class CoOccurrenceModel:
     def ndcg(self, history: Sequence[int], wanted: Sequence[int], catalogue: int, top: int, longest: int) -> float:
         """NDCG@top of the wanted items, ranked by a history; ``longest`` is the longest history that is ranked."""
         best = self.best(history, min(catalogue, self.reach + top + longest), top)
-        relevant = set(wanted)
-        ideal = discounted_gain([True] * min(len(wanted), top))
-        return min(discounted_gain([item in relevant for item in best]) / ideal, 1.0)
+        return ndcg_of(best, wanted, top)

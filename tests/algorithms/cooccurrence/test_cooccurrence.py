@@ -83,7 +83,7 @@ def test_cohorts_and_their_order_do_not_matter(cohort: int | None) -> None:
         assert rounds < 200
     assert state.algorithm_state[SUM][SUM].equal(expected.algorithm_state[SUM][SUM])
     assert all(state.full[name].equal(of) for name, of in expected.full.items())
-    again = after_rounds(federation, state, 2)  # whoever comes back adds nothing
+    again = after_rounds(federation, state, 2)  # who comes back adds nothing
     assert again.algorithm_state[SUM][SUM].equal(state.algorithm_state[SUM][SUM])
     assert all(again.full[name].equal(of) for name, of in state.full.items())
 

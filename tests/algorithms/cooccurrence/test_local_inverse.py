@@ -165,7 +165,7 @@ def test_a_large_catalogue_has_the_model_of_a_small_one(
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_a_long_history_is_capped_and_that_is_told(everything_is_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_history_is_capped_and_that_is_noted(everything_is_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One user with 50,000 items must not list a billion pairs."""
     monkeypatch.setattr(cooccurrence, "LONGEST_UPLOAD", 6)
     federation = co_occurrence_federation(tiny_data(2, 60, 25))

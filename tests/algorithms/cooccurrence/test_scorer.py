@@ -120,7 +120,7 @@ def test_pairs_make_up_for_what_rows_miss() -> None:
     x = torch.from_numpy(dense_matrix(federation.clients.train))[:, :head]
     roots, scales = precision.roots.clone(), precision.scales
     wanted = (x * scales * roots) @ precision.correlations() / roots
-    new = x == 0  # what an item says of itself, the rows tell and a regression leaves out
+    new = x == 0  # an item's own part is in the rows, and a regression leaves it out
     for columns in (0, 1, 4):
         model = CoOccurrenceScorer(table[:, : 2 + columns], listed.float(), 1.0)
         score = model.scores(model.histories(histories), torch.arange(head))

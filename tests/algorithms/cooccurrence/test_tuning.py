@@ -174,8 +174,8 @@ def test_a_report_is_the_ndcg_of_held_out_items() -> None:
         for of in (uploaded, ~uploaded)
     ]
     full = {name: held.recover(task.vectors[name]) for name, held in task.projections.items()}
-    settled = algorithm.resolve(plan, state)
-    score = algorithm.scorer(settled, full, settled.assignments(0), Clients(settled, parts[0], {}))
+    resolved = algorithm.resolve(plan, state)
+    score = algorithm.scorer(resolved, full, resolved.assignments(0), Clients(resolved, parts[0], {}))
     wanted = evaluate_ranking(score, parts[0], parts[1], 5)
     for place, user in enumerate(wanted.users.tolist()):
         update, local_state = algorithm.client_update(plan, task, clients.client(user, state.round_number))

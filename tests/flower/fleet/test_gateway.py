@@ -219,7 +219,7 @@ def asked_for(node: int) -> bytes:
     return bytes(PullMessagesRequest(node=Node(node_id=node)).SerializeToString())
 
 
-def test_polls_of_nodes_without_messages_are_answered_from_the_cache(
+def test_polls_of_nodes_without_messages_are_served_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, large = Database(tmp_path), (1 << 63) + 5  # such a number is negative in the database
@@ -261,7 +261,7 @@ def test_a_larger_fleet_is_asked_to_wait_longer_and_a_device_understands(tmp_pat
     assert (link.poll_interval, link.heartbeat_interval) == (120.0, 300.0), "no server sends a device to sleep"
 
 
-def test_the_gateway_answers_such_polls_and_forwards_the_others(tmp_path: Path) -> None:
+def test_the_gateway_serves_such_polls_and_forwards_the_others(tmp_path: Path) -> None:
     database, passed = Database(tmp_path), list[str]()
     database.add(MessageIns(message_id="a", dst_node_id=7, delivered_at=""))
     factory = SimpleNamespace(state=lambda: database.state)

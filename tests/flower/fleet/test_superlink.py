@@ -203,9 +203,9 @@ def test_the_handlers_flower_calls_are_counted() -> None:
     handlers = SimpleNamespace(pull_messages=pull_messages, push_messages=push_messages, push_object=push_object)
     superlink.enforce_quota(handlers, Quota(2 << 20, 1 << 30))
     node, state = Node(node_id=7), State()
-    answer = Metadata(message_id=name("root"), reply_to_message_id=name("asked"))
+    reply = Metadata(message_id=name("root"), reply_to_message_id=name("asked"))
     request = PushMessagesRequest(
-        node=node, messages_list=[MessageProto(metadata=answer)], message_object_trees=[tree("root", tree(0))]
+        node=node, messages_list=[MessageProto(metadata=reply)], message_object_trees=[tree("root", tree(0))]
     )
     with pytest.raises(HTTPException, match="was not given"):
         handlers.push_messages(request=request, state=state)
@@ -244,7 +244,7 @@ superlink.main()
 
 
 def test_a_transaction_waits_for_others_and_a_log_has_times_and_no_colors(tmp_path: Path) -> None:
-    """Where a disk is slow, Flower's own 5 s end in "database is locked", and the answer that was sent is lost."""
+    """Where a disk is slow, Flower's own 5 s end in "database is locked", and the reply that was sent is lost."""
     command = [sys.executable, "-c", STARTED, str(tmp_path / "state.db")]
     response = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert re.search(

@@ -64,7 +64,7 @@ def add_aggregate_noise(devices: ReplayedClients, sigma: float, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_one_answer_of_a_full_device_is_its_history(kind: str) -> None:
+def test_one_update_of_a_full_device_is_its_history(kind: str) -> None:
     devices, _ = devices_of(audited_settings(kind))
     found = attack_updates(devices, UpdateReader(devices), list(range(10)), source(), nothing)
     assert all(target.auc == 1 and target.precision == 1 for target in found if target.inside)
@@ -93,7 +93,7 @@ def test_another_vector_is_not_taken_for_the_users_own() -> None:
     assert error > 0.05
 
 
-def test_an_answer_of_unknown_form_is_read_by_devices_of_one_item() -> None:
+def test_an_update_of_unknown_form_is_read_by_devices_of_one_item() -> None:
     devices, _ = devices_of(audited_settings("closed_form"))
     reader = UpdateReader(devices)
     (seen,) = devices.updates([3])
@@ -253,7 +253,7 @@ def test_asking_does_not_change_what_devices_would_say() -> None:
     assert any(bool(of.any()) for of in first.values())
 
 
-def test_an_audit_tells_the_levels_apart() -> None:
+def test_an_audit_distinguishes_the_levels() -> None:
     by_level: dict[str, Audit] = {}
     for level in ("plain", "secure"):
         settings = audited_settings("co_occurrence", level)

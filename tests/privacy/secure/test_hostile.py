@@ -184,7 +184,7 @@ def test_shares_that_are_withheld(caplog: pytest.LogCaptureFixture) -> None:
         play[0].receive(replace(delivery, sealed=fewer).packed(play.server.session_digest))
 
 
-def test_a_server_that_shrinks_the_cohort_before_vectors_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_shrinks_the_cohort_before_vectors_are_sent(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     delivery = delivered(play, 0)
     some = {member: box for member, box in delivery.sealed.items() if member < 3}
@@ -221,7 +221,7 @@ def test_a_server_that_asks_for_both_shares(caplog: pytest.LogCaptureFixture) ->
         play[1].reveal(play.messages[1001])
 
 
-def test_survivors_that_are_named_before_a_device_has_spoken_or_once_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_survivors_that_are_named_before_a_device_has_uploaded_or_once_more(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     everybody = Survivors(frozenset(range(6)), 6).packed(play.server.session_digest)
     with refuses(caplog, "survivors after it has shared"):
@@ -286,7 +286,7 @@ def test_survivors_that_too_few_have_signed(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_two_views_of_the_survivors_are_not_both_signed_by_enough(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that tells half of the devices one thing and half another gets no shares from either."""
+    """A server that sends half of the devices one thing and half another gets no shares from either."""
     play = Play(a_session(4), 10).until(Phase.SIGNATURES)
     views = [Survivors(frozenset(range(9)), 10), Survivors(frozenset(range(1, 10)), 10)]
     signed: list[dict[int, bytes]] = [{}, {}]
@@ -301,7 +301,7 @@ def test_two_views_of_the_survivors_are_not_both_signed_by_enough(caplog: pytest
 # -- devices that lie --------------------------------------------------------------------------------------------------
 
 
-def test_a_neighbor_that_tells_a_wrong_share_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_neighbor_that_gives_a_wrong_share_is_named(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 7, {6: Phase.VECTORS}).until(Phase.REVEALED)
     for name, message in play.messages.items():
         reply = parse_message(Revealed, play.reply(name, message), play.server.session_digest)

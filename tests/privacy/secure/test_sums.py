@@ -1,4 +1,4 @@
-"""Sums under masks are the plain sums, whoever leaves and whenever; and nothing else can be read from what is sent."""
+"""Sums under masks are the plain sums, whichever devices leave; and nothing else can be read from what is sent."""
 
 import random
 import sys

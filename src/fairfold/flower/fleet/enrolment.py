@@ -117,8 +117,8 @@ class Enrolment:
             log.warning("a device was not enrolled: %s", refused)
             return error_response(refused.status, str(refused))
         log.info("a device was enrolled as node %d", node)
-        answer = {"node": str(node), "items": self.items, "catalogue": self.catalogue.exists()}
-        return HttpResponse(200, answer | {"users": one.users, "signer": self.roster.public.hex()})
+        content = {"node": str(node), "items": self.items, "catalogue": self.catalogue.exists()}
+        return HttpResponse(200, content | {"users": one.users, "signer": self.roster.public.hex()})
 
     def _register(self, state: Any, key: bytes, *, first: bool) -> int:
         known = state.get_node_id_by_public_key(key)

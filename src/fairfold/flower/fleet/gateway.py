@@ -109,7 +109,7 @@ class Gateway:
         if any(name == b"transfer-encoding" for name, _ in scope.get("headers") or ()):  # nobody here needs that
             raise _Refused(411, "a request has to say its length")
         if route is not None and (not route.control or self._may_control(scope)):
-            await self._answer(route, scope, receive, send)
+            await self._handle_route(route, scope, receive, send)
         elif path.startswith(FLEET_API):
             await self._forward(path if path in LIMITS else FLEET_API, scope, receive, send)
         elif not self._may_control(scope):
@@ -129,8 +129,8 @@ class Gateway:
         """The turns of one device or address, of which it has some at a time."""
         return self._turns.setdefault((kind, who), asyncio.Semaphore(TURNS_EACH))
 
-    async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one of the gateway's own routes; errors are logged, and the response has no details."""
+    async def _handle_route(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request to one of the gateway's own routes; errors are logged, and the response has no details."""
         if scope["method"] != route.method:
             raise _Refused(405, f"only {route.method}")
         body = bytearray()
