@@ -122,7 +122,19 @@ PROSE = re.compile(
 )
 """Words of the former language, which comments, docstrings, messages and pages do without."""
 
-RIDDLES = ("See the base class", "The same for", "The same,", "The same as", "Of a ", "Whoever ", "Whose ", "Who ")
+RIDDLES = (
+    "See the base class",
+    "The same for",
+    "The same,",
+    "The same as",
+    "Of a ",
+    "Whoever ",
+    "Whose ",
+    "Who ",
+    "That of ",
+    "Those of ",
+    "What :",
+)
 """How a first line may not begin: it has to be read alone."""
 
 

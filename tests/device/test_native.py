@@ -70,14 +70,14 @@ class SameDraws:
         self.folder, self.files, self.rules = folder, files, rules
         self.samples = list[Any]()
         self.compared, self.problems, self.rounds = list[str](), list[str](), Counter[int]()
-        local = RankingTraining.local
+        local = RankingTraining.round_samples
 
         def recorded(training: RankingTraining, *given: Any) -> Any:
             found = local(training, *given)
             self.samples.append(array("q", found.items.flatten().tolist()))
             return found
 
-        monkeypatch.setattr(RankingTraining, "local", recorded)
+        monkeypatch.setattr(RankingTraining, "round_samples", recorded)
         monkeypatch.setattr(gradient, "draw_samples", lambda *_a, **_k: self.samples.pop(0))
 
     def __call__(self, message: Message, context: Context) -> Message:

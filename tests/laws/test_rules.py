@@ -133,7 +133,7 @@ def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int, negative
     work = Federation.of(sampled, federation.data).clients.training
     every = torch.cartesian_prod(mine, *[others] * negatives)  # each positive with each draw, all as likely
     rows = table.clone().requires_grad_()
-    weight = work.local(client, torch.Generator()).targets
+    weight = work.round_samples(client, torch.Generator()).targets
     assert weight is not None
     losses = work.sample_losses({}, [own["user.weight"]], [rows.view(11, 3)[every]], weight[:1].expand(len(every)))
     (slope,) = torch.autograd.grad(losses.mean(), rows)

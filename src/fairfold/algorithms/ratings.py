@@ -256,7 +256,7 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         return State(state.full | full, next_round, algorithm_state)
 
     def _corrections(self, plan: Plan, largest: Subspace, full: Tensor, weights: Weights, metric: Tensor) -> Tensor:
-        """What sums of smaller clients lack to be about the rows of the largest; zero if full rows are streamed."""
+        """Corrections that make sums of smaller clients those of the largest's rows; zero if full rows are streamed."""
         table = largest.reduce(full).view(-1, plan.settings.model.factors).double()
         found = torch.zeros_like(table)
         for size, of_size in weights.items():

@@ -44,7 +44,7 @@ class ActiveSet:
 def gather(clients: Clients, scheduled_task: ScheduledTask) -> ActiveSet:
     """Gather the active set of a client's task."""
     training, client, task = clients.training, scheduled_task.client, scheduled_task.task
-    local = training.local(client, clients.source(task.round_number, client))
+    local = training.round_samples(client, clients.source(task.round_number, client))
     rows, items = ops.factorize(local.items)
     coordinates = {name: row_coordinates(items, shape[-1]) for name, shape in training.tables.items()}
     coordinates |= {name: torch.arange(prod(shape)) for name, shape in training.dense.items()}

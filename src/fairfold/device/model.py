@@ -89,6 +89,7 @@ def parse_pairs(content: bytes, held: Held) -> list[Triple]:
 
 
 def _items(content: bytes, width: int) -> list[int]:
+    """Item numbers of ``width`` bytes each."""
     return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
 
 

@@ -270,7 +270,7 @@ class RatingsWork:
         return _table(numbers.tolist(), columns) if shape == [count, columns] else [[0.0] * columns] * count
 
     def local_state(self) -> Tables:
-        """What was last sent, of every rating's item and of every user."""
+        """Local state after the update: what was last sent of every rating's item and of every user."""
         return self._remembered
 
 

@@ -130,8 +130,8 @@ class RankingTraining:
         if chance is not None:  # negatives do not depend on their positive, nor on its order
             chance.uniform_(generator=generator)
 
-    def local(self, client: int, generator: torch.Generator) -> RoundSamples:
-        """All samples of a client's round."""
+    def round_samples(self, client: int, generator: torch.Generator) -> RoundSamples:
+        """Draw all samples of a client's round: items with their negatives, and targets."""
         own_items = self.train.of(client)
         count = len(own_items)
         order = torch.empty(self.steps.local_epochs * count, dtype=torch.int64)
@@ -155,7 +155,7 @@ class RankingTraining:
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a client's round, epoch after epoch."""
-        return self.local(client, generator).batches()
+        return self.round_samples(client, generator).batches()
 
     def everything(self, generator: torch.Generator, size: int) -> Iterator[Batch]:
         """All clients' samples as if in one place, the epochs of a round, in batches of at most ``size``."""

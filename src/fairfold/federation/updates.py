@@ -196,7 +196,7 @@ class Aggregate:
             yield task, Update(update.sums | totals, update.weight)
 
     def updates(self) -> Iterable[tuple[ClientTask, Update]]:
-        """What was added, as far as it is kept apart: sums."""
+        """Sums of updates, by task."""
         return self._sums.values()
 
 

@@ -160,7 +160,7 @@ class Truncated(Method):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """The table, the list of pairs, that of neighbors where there is one, and the popularity curve."""
+        """Assignments per capacity: how many rows, pairs and neighbors its bytes hold, beside the popularity curve."""
         budgets = [self.budget(tensors, capacity) for capacity in capacities]
         ((name, shape),) = compressed.items()
         columns = shape[1] - FACTORS

@@ -154,6 +154,7 @@ class Encoding:
         return encoded
 
     def _header(self, measured: MeasuredUpdate, num_clients: int) -> FixedPointVector:
+        """Weight, quality and number validated, as whole numbers and fractions."""
         header = []
         for number in (measured.update.weight, measured.quality, measured.num_validated):
             if not 0 <= number < float("inf"):

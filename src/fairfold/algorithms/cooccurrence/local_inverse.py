@@ -54,7 +54,7 @@ class SparseRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of its numbers."""
+        """Element type of the values."""
         return self.values.dtype
 
     @property

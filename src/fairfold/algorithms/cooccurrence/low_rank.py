@@ -30,14 +30,14 @@ def is_exact(items: int, users: int) -> bool:
 
 @dataclass(frozen=True)
 class DiagonalAndFactors:
-    """R + B Bᵀ."""
+    """A matrix R + B Bᵀ: a diagonal, and a product of few columns."""
 
     diagonal: Tensor
     factors: Tensor
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of its numbers."""
+        """Element type of the values."""
         return self.factors.dtype
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class DiagonalAndFactors:
 
 
 def factorize(gram: SparseGram, scales: Tensor, columns: int, passes: int = PASSES) -> Tensor:
-    """B of so many columns, for which D G D ≈ B Bᵀ but for the diagonal."""
+    """Factors B of so many columns, for which D G D ≈ B Bᵀ but for the diagonal."""
     weights = scales.to(gram.values.dtype)[:, None]
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(len(gram), min(columns, len(gram)), generator=generator, dtype=gram.values.dtype)

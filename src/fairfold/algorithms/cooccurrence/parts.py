@@ -54,6 +54,7 @@ class TrianglePart(LeadingBlock):
 
     @cached_property
     def _lengths(self) -> Tensor:
+        """Numbers in each of its columns."""
         return torch.arange(self.part, max(self.part, self.items), self.parts) + 1
 
     @property
@@ -95,7 +96,7 @@ class TrianglePart(LeadingBlock):
         return compact.new_zeros(self.shape[0]).index_copy_(0, self.places(), compact)
 
     def listed(self, compact: Tensor) -> Tensor:
-        """What :meth:`recover` gives, sparse."""
+        """The recovered triangle as a sparse vector of its nonzero numbers."""
         known = compact != 0
         return sparse_vector(self.places()[known], compact[known], self.shape[0])
 

@@ -277,14 +277,14 @@ class LargeCatalogue:
         return self._gram
 
     def neighborhoods(self, gram: SparseGram) -> Neighborhoods:
-        """What every item of the last matrix is related to."""
+        """The related items of every item, by the last co-occurrence matrix; computed once for each matrix."""
         if self._neighborhoods is None:
             self._neighborhoods = gram.neighborhoods(gram.most_related(num_related(len(gram))))
         return self._neighborhoods
 
 
 def item_scales(counts: Tensor, beta: float) -> Tensor:
-    """The weights D of items with so many users."""
+    """Weights D of items by their numbers of users: popular items weigh less."""
     known = counts.double().clamp(min=1)
     return (known / known.mean()) ** -beta
 

@@ -137,6 +137,7 @@ class UpdateReader:
 
 
 def _diagonal(packed: Tensor, items: int) -> Tensor:
+    """The diagonal of a packed triangle: how many users have each item; zero for items beyond it."""
     known = torch.arange(min(triangle_items(len(packed)), items))
     found = torch.zeros(items, 1, dtype=packed.dtype)
     found[: len(known), 0] = packed[torch.div(known * (known + 3), 2, rounding_mode="floor")]
