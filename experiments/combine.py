@@ -81,7 +81,9 @@ def differences(mine: PerUser, others: Sequence[PerUser], seed: int = 0) -> list
 
 def intervals(apart: PerUser, seed: int = 0) -> list[Difference]:
     """Bootstrap intervals of differences [differences, users], all with the same resamples."""
-    random, users, found = numpy.random.default_rng(seed), apart.shape[1], []
+    random = numpy.random.default_rng(seed)
+    users = apart.shape[1]
+    found = []
     for start in range(0, DRAWS, step := max(1, AT_ONCE // users)):
         many = min(step, DRAWS - start)
         drawn = random.integers(0, users, (many, users)) + users * numpy.arange(many)[:, None]

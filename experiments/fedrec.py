@@ -95,7 +95,9 @@ def tried(given: FedRecSettings, report: ReportProgress) -> list[tuple[float, fl
     """Run a trial: NDCG@10 of the item before the newest among all items, by number of rounds."""
     data, found = leave_newest_out(given.data), list[tuple[float, float]]()
     assert data.valid is not None
-    held, held_back, rounds_done = data.valid, replace(data, test=data.valid, valid=None), list[int]()
+    held = data.valid
+    held_back = replace(data, test=data.valid, valid=None)
+    rounds_done = list[int]()
 
     def after(done: int, scorer: Callable[[], Scorer]) -> None:
         rounds_done.append(done)

@@ -152,7 +152,9 @@ class Records:
     """The records in an experiment's folder: readable ones by label, and why others are damaged."""
 
     def __init__(self, place: Path, name: str = CELLS) -> None:
-        self.place, self.by_label, self.damaged = place, dict[str, Record](), list[str]()
+        self.place = place
+        self.by_label = dict[str, Record]()
+        self.damaged = list[str]()
         self._name, self._path = name, place / f"{name}.csv"
         with locked(place):
             self._read()

@@ -177,7 +177,9 @@ class Pointwise(AveragingAlgorithm, BatchedUpdates):
 
     def init_local(self, plan: Plan, task: ClientTask, clients: Clients, client_ids: Sequence[int]) -> Local:
         """Before the first step."""
-        held, many, device = task.projections[ITEM], len(client_ids), training_device(plan)
+        held = task.projections[ITEM]
+        many = len(client_ids)
+        device = training_device(plan)
         items = held.whole(task.vectors[ITEM]).view(plan.architecture.tables[ITEM]).to(device)
         columns = held.rows(torch.ones_like(task.vectors[ITEM]), torch.zeros(1, dtype=torch.int64))[0]
         received = {

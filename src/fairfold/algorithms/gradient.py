@@ -87,7 +87,9 @@ class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
 
     def local_loss(self, batch: Any, task: ClientTask, compacts: Weights, own: Weights, client: Client) -> Tensor:
         """Loss of a batch, with the proximal term."""
-        work, projections, me = client.clients.training, task.projections, torch.tensor(client.number)
+        work = client.clients.training
+        projections = task.projections
+        me = torch.tensor(client.number)
         users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in work.user_vectors]
         rows = [projections[name].rows(compacts[name], batch.items) for name in work.tables]
         dense = {name: projections[name].whole(compacts[name]) for name in work.dense}

@@ -70,7 +70,9 @@ class RatingArchitecture(Architecture):
     """A table of items, hyperparameters, and of each user what was last sent."""
 
     def __init__(self, items: int, users: int, factors: int) -> None:
-        self.items, self.users, size = items, users, factors - 1
+        self.items = items
+        self.users = users
+        size = factors - 1
         self.tables = {ROWS: (items, factors)}
         self.dense = {"center": (3,), "metric": (size, size), "variances": (2, size), "regression": (size, size + 2)}
         self.user_tables, self.user_vectors = {}, {USERS: num_user_statistics(size)}

@@ -50,7 +50,9 @@ def gather(clients: Clients, scheduled_task: ScheduledTask) -> ActiveSet:
     coordinates |= {name: torch.arange(prod(shape)) for name, shape in training.dense.items()}
     user = torch.tensor([client])
     coordinates |= {name: row_coordinates(user, shape[-1]).view(-1) for name, shape in training.user_tables.items()}
-    values, prox_weights, start = list[Tensor](), list[Tensor](), 0
+    values = list[Tensor]()
+    prox_weights = list[Tensor]()
+    start = 0
     sections, slots = dict[str, slice](), dict[str, Tensor]()
     positions, factors = dict[str, SignedPositions](), dict[str, SignedPositions]()
     for name, wanted in coordinates.items():

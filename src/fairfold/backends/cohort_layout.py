@@ -215,7 +215,9 @@ def find_lookups(
     training: RankingTraining, samples: CohortSamples, tasks: list[ClientTask], sections: Sections
 ) -> Lookups:
     """Hash everything the cohort will look up, once."""
-    device, num_items, num_tensors = samples.items.device, training.num_items, len(sections.names)
+    device = samples.items.device
+    num_items = training.num_items
+    num_tensors = len(sections.names)
     # Before a GPU is waited for, so that it works meanwhile.
     on_host = _fixed_positions(training, samples.client_ids, tasks, sections)
     fixed, fixed_signs = (copy_async(tensor, device) for tensor in on_host)

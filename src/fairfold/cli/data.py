@@ -66,11 +66,26 @@ def prepare_command(
     from fairfold.data.preparing import prepare
 
     prepared = prepare(
-        source, cache=cache, stages=stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
-        min_rating=min_rating, split=_share(split), resplit=resplit, valid=valid, seed=seed, user_column=user_column,
-        item_column=item_column, rating_column=rating_column, time_column=time_column, scale=scale, images=images,
+        source,
+        cache=cache,
+        stages=stages,
+        refresh=refresh,
+        top_users=top_users,
+        core=core,
+        ratings=ratings,
+        min_rating=min_rating,
+        split=_share(split),
+        resplit=resplit,
+        valid=valid,
+        seed=seed,
+        user_column=user_column,
+        item_column=item_column,
+        rating_column=rating_column,
+        time_column=time_column,
+        scale=scale,
+        images=images,
         separator="\t" if separator in ("tab", "\\t") else separator,
-    )  # fmt: skip
+    )
     _print_prepared(prepared)
 
 

@@ -102,7 +102,9 @@ def _interleaved(version: int, data: list[int]) -> list[int]:
     blocks, correction = BLOCKS[version - 1], CORRECTION[version - 1]
     total = _raw_bits(version) // 8
     short, num_short = total // blocks - correction, blocks - total % blocks
-    divisor, parts, start = _divisor(correction), list[list[int]](), 0
+    divisor = _divisor(correction)
+    parts = list[list[int]]()
+    start = 0
     for block in range(blocks):
         stop = start + short + (block >= num_short)
         parts.append(data[start:stop])

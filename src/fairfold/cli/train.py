@@ -159,10 +159,15 @@ def train(
             try:
                 with share_errors(ranks):
                     finished = run(
-                        mine, out if splits is None or out is None else out / f"split-{place}", resume=resume,
-                        checkpoint_every=checkpoint_every, callbacks=callbacks, echo=console.echo,
-                        more_baselines=baselines, ranks=ranks,
-                    )  # fmt: skip
+                        mine,
+                        out if splits is None or out is None else out / f"split-{place}",
+                        resume=resume,
+                        checkpoint_every=checkpoint_every,
+                        callbacks=callbacks,
+                        echo=console.echo,
+                        more_baselines=baselines,
+                        ranks=ranks,
+                    )
             except KeyboardInterrupt:
                 for folder in folders[-1:]:
                     console.echo(f"Go on with: fairfold train --out {folder} --resume")

@@ -118,8 +118,11 @@ def _goes_with(recipe: str | None, above: Sequence[Layer]) -> bool:
 def _described(layers: Sequence[Layer]) -> str:
     """The model, algorithm and method of some changes; all changed tables where none is among them."""
     tables = _merged(layers)
-    found = [f"{table}.{TAGS[table]}={tables[table][TAGS[table]]!r}" for table in ("model", "algorithm", "subspace")
-             if isinstance(tables.get(table), Mapping) and TAGS[table] in tables[table]]  # fmt: skip
+    found = [
+        f"{table}.{TAGS[table]}={tables[table][TAGS[table]]!r}"
+        for table in ("model", "algorithm", "subspace")
+        if isinstance(tables.get(table), Mapping) and TAGS[table] in tables[table]
+    ]
     return " and ".join(found) or ", ".join(f"[{table}]" for table in tables)
 
 

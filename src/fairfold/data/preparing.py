@@ -271,9 +271,13 @@ def find_source(path: Path, options: Options | None = None) -> Source:
     if not path.exists():
         raise no_such_file(path)
     if path.is_dir():
-        folder, name, found = path, path.resolve().name, _find_files(path)
+        folder = path
+        name = path.resolve().name
+        found = _find_files(path)
     elif path.is_file():
-        folder, name, found = path.parent, path.name.split(".")[0], [(None, path)]
+        folder = path.parent
+        name = path.name.split(".")[0]
+        found = [(None, path)]
         if name in ("ratings", "u", "train"):  # the folder's name is more specific
             name = folder.name
     else:

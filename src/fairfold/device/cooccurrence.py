@@ -121,7 +121,9 @@ class CoOccurrenceWork:
     steps: ClassVar[Mapping[str, int]] = {SUM: uploads.UNIT, QUALITY: uploads.UNIT}
 
     def __init__(self, given: TaskInput) -> None:
-        self.task, self.settings, self.tick = read_task(given), given.settings, given.tick
+        self.task = read_task(given)
+        self.settings = given.settings
+        self.tick = given.tick
         state = given.state.reconcile(id_in(given.facts, "run"), id_in(given.facts, "acknowledged_id"))
         train, held_out = given.histories(self.task.num_items, False)
         self.users = _stored_users(state)
@@ -161,17 +163,27 @@ class CoOccurrenceWork:
         if QUALITY in task.context:
             assert task.model is not None
             return uploads.report(
-                users, task.model, is_default=candidate == 0, share=reporting, catalogue=task.num_items,
-                top=task.top, tick=self.tick,
-            )  # fmt: skip
+                users,
+                task.model,
+                is_default=candidate == 0,
+                share=reporting,
+                catalogue=task.num_items,
+                top=task.top,
+                tick=self.tick,
+            )
         head, leading = task.projections[ROWS]["shape"][0], uploads.triangle_items(task.context[SUM]["kept"][0])
         if self.settings["privacy"]["level"] == PRIVATE:
             return uploads.private_upload(users, task.item_shares, leading, share=share)
         exponent = float(self.settings["algorithm"]["history_exponent"])
         return uploads.upload(
-            users, head=head, leading=leading, share=share, most=None if is_masked else int(most), exponent=exponent,
+            users,
+            head=head,
+            leading=leading,
+            share=share,
+            most=None if is_masked else int(most),
+            exponent=exponent,
             part=part_of(task.context[SUM]),
-        )  # fmt: skip
+        )
 
     def local_state(self) -> Tables:
         """Sync states of all items, and the quality of the first candidate, by user."""

@@ -93,12 +93,21 @@ class PulledMessage:
 
     def _metadata(self, message_id: str, now: float) -> bytes:
         ours, theirs = self.tasks
-        return b"".join([
-            number_field(1, self.run), text_field(2, message_id), number_field(3, self.node),
-            number_field(4, self.sender), text_field(5, self.message_id), text_field(6, self.group),
-            double_field(7, self.created + self.ttl - now), text_field(8, self.kind), double_field(9, now),
-            number_field(10, theirs), number_field(11, ours),
-        ])  # fmt: skip
+        return b"".join(
+            [
+                number_field(1, self.run),
+                text_field(2, message_id),
+                number_field(3, self.node),
+                number_field(4, self.sender),
+                text_field(5, self.message_id),
+                text_field(6, self.group),
+                double_field(7, self.created + self.ttl - now),
+                text_field(8, self.kind),
+                double_field(9, now),
+                number_field(10, theirs),
+                number_field(11, ours),
+            ]
+        )
 
 
 def reply_to(call: Call, response: bytes, device: SmallDevice) -> str | None:

@@ -97,7 +97,9 @@ def _shapes(form: NetworkForm, num_items: int) -> dict[str, list[int]]:
 
 def read_gradient_task(given: TaskInput) -> GradientTask:
     """Read and check a task."""
-    facts, settings, projections = given.facts, given.settings, table_in(given.facts, "projections")
+    facts = given.facts
+    settings = given.settings
+    projections = table_in(given.facts, "projections")
     num_items = number_in(facts, "items", MAX_ITEMS, 1)
     factors, depth = settings["model"]["factors"], settings["model"].get("depth", 1)
     if not 0 < factors <= MAX_USER_NUMBERS or not 0 < depth <= 16 or factors << depth > MAX_USER_NUMBERS:

@@ -111,7 +111,9 @@ def masked(
 
 def add_noise(encoding: DeviceEncoding, measured: Measured, vector: Any, slices: Iterable[tuple[slice, int]]) -> None:
     """Add this device's share of the noise to its vector, in place; slices: where, and how many own them."""
-    slices, start, draws = list(slices), HEADER_LENGTH, Draws()
+    slices = list(slices)
+    start = HEADER_LENGTH
+    draws = Draws()
     for name in sorted(measured.sums):
         first, start = start, start + len(measured.sums[name])
         if name not in encoding.deviations:

@@ -54,7 +54,9 @@ def parse_rows(content: bytes, held: Held) -> tuple[list[float], list[float], li
     """Factors a and b of every row, and its numbers, a byte each."""
     (count, columns), bits = held["kept"], held["bits"]
     columns -= FACTORS
-    width, most, mask = -(-columns * bits // 8), 2 ** (bits - 1) - 1, 2**bits - 1
+    width = -(-columns * bits // 8)
+    most = 2 ** (bits - 1) - 1
+    mask = 2**bits - 1
     rows = []
     for start in range(FACTORS * count, FACTORS * count + count * width, width or 1):
         packed = int.from_bytes(content[start : start + width], "little")
@@ -136,7 +138,9 @@ class CoOccurrenceModel:
 
     def _links(self, pairs: list[Triple], pair_weight: float) -> list[Triple]:
         """What an item of a history adds to the score of another, beyond the rows: (item, scored item, value)."""
-        a, b, links = self.into, self.out, list[Triple]()
+        a = self.into
+        b = self.out
+        links = list[Triple]()
         for rarer, other, value in pairs:
             added, back = value, 1.0
             if rarer < self.known and other < self.known:

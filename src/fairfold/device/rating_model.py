@@ -55,8 +55,9 @@ def symmetric_eigen(matrix: Matrix) -> tuple[list[float], Matrix]:
             sine = tangent * cosine
             for row in (*rest, *vectors):
                 row[first], row[second] = (
-                    cosine * row[first] - sine * row[second], sine * row[first] + cosine * row[second]
-                )  # fmt: skip
+                    cosine * row[first] - sine * row[second],
+                    sine * row[first] + cosine * row[second],
+                )
             one, other = rest[first], rest[second]
             rest[first] = [cosine * a - sine * b for a, b in zip(one, other, strict=True)]
             rest[second] = [sine * a + cosine * b for a, b in zip(one, other, strict=True)]
@@ -81,8 +82,10 @@ class Hyperparameters:
     def axes(self) -> tuple[Matrix, list[float]]:
         """T and λ such that an item of n ratings has the covariance T diag(1/(nλ + 1)) Tᵀ."""
         root = [math.sqrt(variance) for variance in self.variances[1]]
-        scaled = [[a * number * b / self.center[2] for number, b in zip(row, root, strict=True)]
-                  for a, row in zip(root, self.metric, strict=True)]  # fmt: skip
+        scaled = [
+            [a * number * b / self.center[2] for number, b in zip(row, root, strict=True)]
+            for a, row in zip(root, self.metric, strict=True)
+        ]
         values, vectors = symmetric_eigen(scaled)
         return [[a * number for number in row] for a, row in zip(root, vectors, strict=True)], [
             max(value, 0.0) for value in values
@@ -101,7 +104,9 @@ class UserPosterior:
     """The posterior of a user's row (bᵤ, u), given the rows (bᵢ, vᵢ, n) of their items, and centered ratings."""
 
     def __init__(self, rows: Sequence[Numbers], targets: Numbers, known: Hyperparameters) -> None:
-        self.rows, self.targets, self.count = rows, targets, len(rows)
+        self.rows = rows
+        self.targets = targets
+        self.count = len(rows)
         self.columns: list[Any] = list(zip(*([1.0, *row[1:-1]] for row in rows), strict=True))
         biases, size = [row[0] for row in rows], len(known.metric)
         self.columns = self.columns or [() for _ in range(size)]
@@ -134,7 +139,9 @@ class UserPosterior:
 
     def row_sums(self) -> tuple[list[list[float]], float]:
         """Each rating's part in the sums of its item's row, and the user's expected squared errors."""
-        weight, squares, parts = sum(self.codes[i][i] for i in range(len(self.code))), 0.0, []
+        weight = sum(self.codes[i][i] for i in range(len(self.code)))
+        squares = 0.0
+        parts = []
         for row, target, inputs in zip(self.rows, self.targets, zip(*self.columns, strict=True), strict=True):
             error = target - self.row[0] - dot(self.code, row[:-1])
             spread = [dot(of, inputs) for of in self.covariance]

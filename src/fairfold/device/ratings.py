@@ -197,7 +197,9 @@ class RatingsWork:
             names, history = state.user_names, state.history
             self.held_out = held_out if names == list(train) else {}
         else:
-            names, history, self.held_out = list(train), _history(train), held_out
+            names = list(train)
+            history = _history(train)
+            self.held_out = held_out
         offsets, items, ratings = (history[key][1] for key in ("offsets", "items", "ratings"))
         self.users = {
             name: (items[start:stop].tolist(), ratings[start:stop].tolist())
@@ -300,11 +302,10 @@ def _history(users: Rated) -> Tables:
 
 def scores(model: StoredModel, history: Mapping[int, float]) -> list[float]:
     """Predicted ratings of all items by a stored model, in the order of its numbers, for a user's ratings."""
-    factors, layout = (
-        int(model.metadata["settings"]["model"]["factors"]),
-        layout_of(model.metadata["projections"][ROWS]),
-    )
-    known, table = _hyperparameters(model.tensors, factors - 1), _table(model.tensors[ROWS].tolist(), factors)
+    factors = int(model.metadata["settings"]["model"]["factors"])
+    layout = layout_of(model.metadata["projections"][ROWS])
+    known = _hyperparameters(model.tensors, factors - 1)
+    table = _table(model.tensors[ROWS].tolist(), factors)
     targets = [known.centered(float32(rating)) for rating in history.values()]
     posterior = UserPosterior([table[layout.row(item)] for item in history], targets, known)
     predicted = [known.predicted(posterior.row, row) for row in table]

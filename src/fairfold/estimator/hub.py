@@ -134,7 +134,9 @@ def from_pretrained(folder: str | Path) -> Pretrained:
     ):
         config: dict[str, Any] = json.loads((place / CONFIGURATION).read_text(encoding="utf-8"))
         items, titles = list(config.pop("items")), config.pop("titles")
-        kind, version, weight = config["model_type"], config["format"], float(config["pair_weight"])
+        kind = config["model_type"]
+        version = config["format"]
+        weight = float(config["pair_weight"])
     if (kind, version) != (KIND, FORMAT):
         raise InvalidCheckpoint(f"{place}: {kind}, format {version}", f"{KIND}, format {FORMAT}", "Update fairfold.")
     device, _ = read_device_model(place / WEIGHTS)

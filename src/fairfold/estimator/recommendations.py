@@ -154,22 +154,26 @@ class Recommendations:
 def run_frame(data: Dataset, integer_ids: tuple[bool, bool], users: list[int], best: TopItems) -> Any:
     """A pandas DataFrame of a row per user and recommended item, best first."""
     rows, ranks = (best.items >= 0).nonzero(as_tuple=True)
-    return import_pandas().DataFrame({
-        "user_id": _user_ids(torch.tensor(users)[rows], data, integer_ids[0]),
-        "item_id": _item_ids(best.items[rows, ranks], data, integer_ids[1]),
-        "rank": ranks.numpy() + 1,
-        "score": best.scores[rows, ranks].numpy(),
-    })  # fmt: skip
+    return import_pandas().DataFrame(
+        {
+            "user_id": _user_ids(torch.tensor(users)[rows], data, integer_ids[0]),
+            "item_id": _item_ids(best.items[rows, ranks], data, integer_ids[1]),
+            "rank": ranks.numpy() + 1,
+            "score": best.scores[rows, ranks].numpy(),
+        }
+    )
 
 
 def qrels_frame(data: Dataset, integer_ids: tuple[bool, bool]) -> Any:
     """A pandas DataFrame of a row per user and held-out item."""
     test = data.test
-    return import_pandas().DataFrame({
-        "user_id": _user_ids(test.users, data, integer_ids[0]),
-        "item_id": _item_ids(test.items, data, integer_ids[1]),
-        "rating": numpy.ones(len(test)) if test.ratings is None else test.ratings.numpy(),
-    })  # fmt: skip
+    return import_pandas().DataFrame(
+        {
+            "user_id": _user_ids(test.users, data, integer_ids[0]),
+            "item_id": _item_ids(test.items, data, integer_ids[1]),
+            "rating": numpy.ones(len(test)) if test.ratings is None else test.ratings.numpy(),
+        }
+    )
 
 
 def _user_ids(numbers: torch.Tensor, data: Dataset, integer: bool) -> Any:

@@ -172,7 +172,9 @@ class SecureAggregator(Aggregator):
 
     def add(self, client_update: ClientUpdate, update: Update) -> None:
         """Add an encoded update; it is acknowledged once its sum is known to be opened."""
-        task, size, num_clients = client_update.task, client_update.task.size, len(client_update.client_ids)
+        task = client_update.task
+        size = task.size
+        num_clients = len(client_update.client_ids)
         self._tasks.setdefault(size, task)
         self._updates.append(client_update)
         self._num_updates[size] += num_clients

@@ -215,7 +215,9 @@ def _round_report(federation: Federation, evaluator: Evaluator, progress: Progre
     if clock is None:
         asked = completed = federation.sampler.cohort(number - 1)
     else:
-        asked, completed, seconds = clock["asked"], clock["completed"], float(clock["seconds"])
+        asked = clock["asked"]
+        completed = clock["completed"]
+        seconds = float(clock["seconds"])
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
         progress.gather()

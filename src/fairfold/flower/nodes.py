@@ -85,7 +85,9 @@ class Nodes:
         """Restore the nodes of a run that is resumed from its events."""
         for event in events:
             if event["event"] == JOINED:
-                node, client_id, capacity = event["node"], int(event["name"], 16), Capacity.parse(event["capacity"])
+                node = event["node"]
+                client_id = int(event["name"], 16)
+                capacity = Capacity.parse(event["capacity"])
                 users = self._users_of(node)
                 self.usable[node] = Node(node, capacity, client_id, partition_id=event["number"], max_users=users)
                 self._node_of[client_id] = node

@@ -138,7 +138,8 @@ def _plain_statistics(
     users_of: Callable[[Node], int],
 ) -> Iterator[Update]:
     """Yield each client's statistics of a window; drop nodes with invalid ones from ``nodes``."""
-    request, most = pack_statistics_request(settings, num_items, window), {one.node_id: users_of(one) for one in nodes}
+    request = pack_statistics_request(settings, num_items, window)
+    most = {one.node_id: users_of(one) for one in nodes}
     for node, content in ask_all(grid, list(most), STATISTICS, request, timeout):
         try:
             yield unpack_statistics(content, settings, num_items, window, most[node])

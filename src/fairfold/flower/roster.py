@@ -87,7 +87,9 @@ def read_lines(content: bytes, signer: bytes, known: tuple[int, str] = (0, FIRST
     if len(lines) < number or head_of(lines[:number]) != head:
         given = f"a roster that does not begin with the {number} lines that were known"
         raise InvalidState(given, "a log that only grows", "Ask its operator: a line was changed or left out.")
-    found, previous, keys = list[Enrolled](), FIRST, set[bytes]()
+    found = list[Enrolled]()
+    previous = FIRST
+    keys = set[bytes]()
     for place, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)

@@ -67,10 +67,8 @@ def _largest_size(limit: int, full_size: int, mapping: str, chunk: int, head: in
         unit = 2 * chunk if mapping == "ranked" else chunk
         return fit_sizes([limit], full_size, unit=max(unit, 1))[0]
     if limit < head + chunk:
-        needed, remedy = (
-            f"at least {head + chunk}, the head and one hashed chunk",
-            "Use a smaller head or a larger capacity.",
-        )
+        needed = f"at least {head + chunk}, the head and one hashed chunk"
+        remedy = "Use a smaller head or a larger capacity."
         raise InvalidCapacity(f"head={head} in a memory of {limit} slots", needed, remedy)
     return head + (limit - head) // chunk * chunk
 

@@ -271,7 +271,8 @@ class FairConv2d(FairLayer):
         kernel = _pair("kernel_size", kernel_size)
         super().__init__((self_out, self_in // groups, *kernel), bias, device, dtype, options)
         self.in_channels, self.out_channels, self.kernel_size = self_in, self_out, kernel
-        self.stride, self.dilation, self.groups = _pair("stride", stride), _pair("dilation", dilation), groups
+        self.stride, self.dilation = _pair("stride", stride), _pair("dilation", dilation)
+        self.groups = groups
         self.padding: tuple[int, int] | str = padding if isinstance(padding, str) else _pair("padding", padding, 0)
         self.padding_mode = padding_mode
         self._margins = _margins(self.padding, self.kernel_size, self.dilation, self.stride)
@@ -312,10 +313,11 @@ class _Convolution(Geometry):
         self, gradient: Tensor, inputs: Tensor, weights: Recover, block: WeightBlock, total: Tensor | None, wants: Wants
     ) -> Gradients:
         filters = weights()
+        bias_size = [len(filters)] if wants[2] else None
+        geometry = (self.stride, self.padding, self.dilation, False, [0, 0], block.groups)
         block_gradient, filter_gradient, bias_gradient = torch.ops.aten.convolution_backward(
-            gradient, inputs[:, block.inputs], filters, [len(filters)] if wants[2] else None,
-            self.stride, self.padding, self.dilation, False, [0, 0], block.groups, list(wants),
-        )  # fmt: skip
+            gradient, inputs[:, block.inputs], filters, bias_size, *geometry, list(wants)
+        )
         if len(filters) == self.shape[0]:
             total = block_gradient  # all in one block, the usual case
         elif wants[0]:

@@ -94,7 +94,9 @@ def _bernoulli_exp_fraction(above: Whole, below: int, draw: Draw) -> NDArray[np.
     """Each True with probability e^(−f), f = above/below ≤ 1."""
     # One goes on from step j to j + 1 with probability f/j, and so is stopped at step j with f^(j−1)/(j−1)! − f^j/j!:
     # at an odd one with 1 − f + f²/2 − f³/6 + … in all.
-    step, going, stopped = 1, np.arange(len(above)), np.zeros(len(above), dtype=np.int64)
+    step = 1
+    going = np.arange(len(above))
+    stopped = np.zeros(len(above), dtype=np.int64)
     while len(going):
         goes_on = _uniform_below(np.full(len(going), below * step, dtype=np.int64), draw) < above[going]
         stopped[going[~goes_on]] = step

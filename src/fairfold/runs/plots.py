@@ -150,9 +150,15 @@ def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
     for run, name, (color, style) in zip(runs, names, line_styles(runs), strict=True):
         across = [one.round_number if over == "round" else one.total_bytes for one in run.evaluations]
         axes.plot(
-            across, [one.server for one in run.evaluations], color=color, linestyle=style, linewidth=1.8,
-            marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
-        )  # fmt: skip
+            across,
+            [one.server for one in run.evaluations],
+            color=color,
+            linestyle=style,
+            linewidth=1.8,
+            marker="o",
+            markersize=3.5 if len(across) < 40 else 0,
+            label=name,
+        )
     _baselines(baselines_of(runs), axes, "y")
     axes.set_xlim(left=0)
     if over == "round":

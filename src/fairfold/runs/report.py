@@ -231,9 +231,14 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     title = "Federated runs side by side" if len(runs) > 1 else f"A federated run: {labels(runs)[0]}"
     page = fill_template(
-        "fairfold.runs", f"templates/{PAGE}", title=title, count=count, groups=sections,
-        version=__version__, paths=[str(run.path) for run in runs],
-    )  # fmt: skip
+        "fairfold.runs",
+        f"templates/{PAGE}",
+        title=title,
+        count=count,
+        groups=sections,
+        version=__version__,
+        paths=[str(run.path) for run in runs],
+    )
     write_atomically(out / PAGE, page.encode())
     return written
 

@@ -61,8 +61,9 @@ def require(small: "Subspace", big: "Subspace") -> None:
     """Refuse ``small`` if it does not lie inside ``big``."""
     reason = nesting_obstacle(small, big)
     if reason is not None:
-        given, remedy = f"sizes {small.size} and {big.size} used together", "fairfold.subspace.nested_subspaces"
-        raise NotNested(given, f"nested subspaces, but {reason}", f"Take the sizes from one chain: {remedy}.")
+        given = f"sizes {small.size} and {big.size} used together"
+        remedy = "Take the sizes from one chain: fairfold.subspace.nested_subspaces."
+        raise NotNested(given, f"nested subspaces, but {reason}", remedy)
 
 
 @torch.no_grad()

@@ -84,7 +84,9 @@ class Subspace:
         if tail // chunk > MAX_BLOCKS:
             given, remedy = f"{tail // chunk} hashed blocks", "Hash longer chunks (mapping='chunk')."
             raise InvalidSubspace(given, f"at most {MAX_BLOCKS}", remedy)
-        self.full_size, self.size, self.is_full = full_size, size, tail == 0
+        self.full_size = full_size
+        self.size = size
+        self.is_full = tail == 0
         self.seed, self.sign = seed, bool(sign)
         self.mapping, self.chunk, self.head = mapping, chunk, head
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))

@@ -64,9 +64,8 @@ TUNED_KEYS = (
 
 
 class CoOccurrence(
-    CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases,
-    BoundsContributions,
-):  # fmt: skip
+    CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases, BoundsContributions
+):
     """Partial correlations of items from one co-occurrence sum.
 
     Attributes:
@@ -323,7 +322,9 @@ class CoOccurrence(
 
     def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings) -> Weights:
         """The model's tensors from a co-occurrence sum."""
-        model, noise, items = model_of(plan), self.noise(plan), int(chosen.items)
+        model = model_of(plan)
+        noise = self.noise(plan)
+        items = int(chosen.items)
         if sums.is_sparse:
             kept = model.catalogue = model.catalogue or solver.LargeCatalogue()
             return solver.solve_model(kept.gram(sums, items), _head_counts(plan), chosen, model)

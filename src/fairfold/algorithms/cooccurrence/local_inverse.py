@@ -90,19 +90,20 @@ class SparseGram(SparseRows):
         starts = (before + after).cumsum(0) - before - after
         free = starts + before  # where the next number beyond the diagonal stands
         columns = torch.empty(int(before.sum() + after.sum()), dtype=kind)
-        numbers, diagonal = torch.empty(len(columns), dtype=dtype), torch.zeros(items, dtype=torch.float64)
+        numbers = torch.empty(len(columns), dtype=dtype)
+        diagonal = torch.zeros(items, dtype=torch.float64)
         first = before.cumsum(0) - before
         for start, (later, earlier, here) in enumerate(_listed_parts(places, values, known)):
             rank = torch.arange(len(later)) + start * LISTED_AT_ONCE - first[later]
-            columns[starts[later] + rank], numbers[starts[later] + rank] = earlier.to(kind), here.to(dtype)
+            columns[starts[later] + rank] = earlier.to(kind)
+            numbers[starts[later] + rank] = here.to(dtype)
             own = later == earlier
             diagonal[later[own]] = here[own].double()
             mirrored, order = earlier[~own].sort(stable=True)
             rows, sizes = torch.unique_consecutive(mirrored, return_counts=True)
             rank = torch.arange(len(mirrored)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-            columns[free[mirrored] + rank], numbers[free[mirrored] + rank] = (
-                later[~own][order].to(kind), here[~own][order].to(dtype),
-            )  # fmt: skip
+            columns[free[mirrored] + rank] = later[~own][order].to(kind)
+            numbers[free[mirrored] + rank] = here[~own][order].to(dtype)
             free[rows] += sizes
         return cls(starts.to(kind), columns, numbers, diagonal)
 

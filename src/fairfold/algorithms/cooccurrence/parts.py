@@ -71,14 +71,13 @@ class TrianglePart(LeadingBlock):
     def sum(self, items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
         """The part of Σ weight · x xᵀ over histories; see :func:`fairfold.kernels.reference.pair_sums`."""
         lengths = truncated_lengths(items, begins, ends, self.items)
-        before, owner = ranges(lengths), torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        before = ranges(lengths)
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         columns = items[begins[owner] + before]
         mine = columns % self.parts == self.part
-        counts, owner, number = (
-            before[mine] + 1,
-            owner[mine],
-            torch.div(columns[mine], self.parts, rounding_mode="floor"),
-        )
+        counts = before[mine] + 1
+        owner = owner[mine]
+        number = torch.div(columns[mine], self.parts, rounding_mode="floor")
         first = number * (self.part + 1) + self.parts * torch.div(number * (number - 1), 2, rounding_mode="floor")
         total = torch.zeros(self.size, dtype=torch.float64)
         batches = counts.cumsum(0) // PAIRS_AT_ONCE

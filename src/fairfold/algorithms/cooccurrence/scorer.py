@@ -63,7 +63,8 @@ class CoOccurrenceArchitecture(Architecture):
         whole: int = 0,
     ) -> None:
         self.items, self.users, self.head = items, users, head
-        self.num_known_users, self.length, self.whole = num_known_users, length, whole or head
+        self.num_known_users, self.length = num_known_users, length
+        self.whole = whole or head
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
         self.dense = {PAIRS: (num_listed_pairs(head), 3)}
         if neighbors:
@@ -253,8 +254,7 @@ class CoOccurrenceScorer:
             best = first_by_score(scores, min(top, len(items)))[1]
             relevant = torch.zeros_like(scores, dtype=torch.bool)
             relevant[_positions(wanted, len(items))] = True
-            counts = torch.tensor([len(one) for one in wanted])
-            found[start : start + step] = ndcg(relevant.gather(1, best), counts, top)
+            found[start : start + step] = ndcg(relevant.gather(1, best), torch.tensor(list(map(len, wanted))), top)
         return found
 
 

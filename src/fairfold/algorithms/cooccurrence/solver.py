@@ -117,13 +117,14 @@ class Precision:
 def spectrum(precision: Precision | LowRankPrecision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of S, falling, and their vectors as columns."""
     matrix: SymmetricMatrix
-    size, roots, local = len(precision.roots), precision.roots, isinstance(precision, LocalPrecision)
+    roots = precision.roots
+    local = isinstance(precision, LocalPrecision)
     if isinstance(precision, LocalPrecision):
         matrix, roots = precision.correlations, torch.ones_like(roots)
     else:
         matrix = precision.matrix
     if not count:
-        return torch.empty(0, dtype=matrix.dtype), torch.empty(size, 0, dtype=matrix.dtype)
+        return torch.empty(0, dtype=matrix.dtype), torch.empty(len(roots), 0, dtype=matrix.dtype)
     values, vectors = top_eigenpairs(matrix, roots, count)
     signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
     return values if local else 1 - 1 / values, vectors * signs
@@ -213,7 +214,8 @@ def neighbor_list(near: Tensor, similarity: Tensor) -> Tensor:
 def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
     """The pairs with the largest |S_ij| (c_i c_j)^(1/16), [count, 3]: the rarer item (of at most 255), other, value."""
     weights = (counts.double().clamp(min=1) ** POPULAR_PAIRS).to(correlations.dtype)
-    values, places, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
+    values, places = correlations.new_empty(0), torch.empty(0, dtype=torch.int64)
+    least = 0.0
     for start in range(0, len(correlations), ROWS_AT_ONCE):
         stop = start + ROWS_AT_ONCE
         strength = correlations[start:stop, :stop].abs().mul_(weights[start:stop, None]).mul_(weights[:stop])

@@ -84,7 +84,9 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
         self, plan: Plan, task: ClientTask, items: Tensor, lengths: Tensor, states: Tensor, wanted: Tensor
     ) -> tuple[Update, Weights]:
         """The change of the co-occurrences of some histories, or of the wanted part, and the sync states afterwards."""
-        held, dropped, block = uploaded_parts(states), is_dropped(states), task.context[SUM]
+        held = uploaded_parts(states)
+        dropped = is_dropped(states)
+        block = task.context[SUM]
         assert isinstance(block, LeadingBlock)
         part = block.part if isinstance(block, TrianglePart) else 0
         uploaded, now = (held >> part & 1).bool(), ~dropped & ((held > 0) | wanted)

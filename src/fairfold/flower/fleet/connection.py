@@ -31,7 +31,9 @@ HEARTBEAT_SECONDS = 30.0  # a node that was silent for twice its interval counts
 MAX_POLL_SECONDS = 120  # the longest pause between two polls that a server may ask for
 CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a node's clock to be ahead or behind
 ENROL_AGAIN = "Enrol it again, with a new token."
-EXPIRED, NOT_YET_VALID, OTHER_HOST = 10, 9, (62, 64)  # OpenSSL's codes of certificate errors
+EXPIRED = 10
+NOT_YET_VALID = 9
+OTHER_HOST = (62, 64)  # OpenSSL's codes of certificate errors
 
 
 class RefusedByServer(Exception):

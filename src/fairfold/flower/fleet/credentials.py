@@ -112,9 +112,16 @@ def _certificate(
     """Make a certificate of a key, signed by an authority; that of the authority itself may sign others only."""
     signs, now = key is authority, datetime.now(UTC)
     usage = x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(_common_name(name))
@@ -216,7 +223,9 @@ class Invitations:
 
         It becomes unused again if the block raises; a server that is killed meanwhile has used it.
         """
-        path, now, digest = self._path(secret), time.time(), hashlib.sha256(key).hexdigest()
+        path = self._path(secret)
+        now = time.time()
+        digest = hashlib.sha256(key).hexdigest()
         make_private_folder(self.folder)
         with locked(self.folder):
             if not path.exists():

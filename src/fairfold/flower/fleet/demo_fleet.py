@@ -44,9 +44,14 @@ class DemoFleet(LocalFleet):
         names.write_text("".join(f"{title}\n" for title in titles), encoding="utf-8")
         rounds = {"round_timeout": ROUND_TIMEOUT, "wait_timeout": 300.0, "min_nodes": 1}
         self.server = ServerFolder.create(
-            self.folder / "server", self.settings, HOST, port=self.port, catalogue=names, rounds=rounds,
+            self.folder / "server",
+            self.settings,
+            HOST,
+            port=self.port,
+            catalogue=names,
+            rounds=rounds,
             operator="A demonstration on this computer",
-        )  # fmt: skip
+        )
         make_folder(self.folder / "logs")
         groups = assign_groups(data.num_users, len(self.capacities) + len(self.tabs))
         for number in range(len(self.capacities)):

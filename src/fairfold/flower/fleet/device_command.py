@@ -46,9 +46,15 @@ def _enrol(given: argparse.Namespace) -> None:
 
     roster = "" if given.roster is None else str(given.roster.absolute())
     node = NodeFolder(
-        given.folder, given.server, str(given.data.absolute()), given.capacity, holdout=given.holdout,
-        privacy=given.privacy, min_cohort=given.min_cohort, roster=roster,
-    )  # fmt: skip
+        given.folder,
+        given.server,
+        str(given.data.absolute()),
+        given.capacity,
+        holdout=given.holdout,
+        privacy=given.privacy,
+        min_cohort=given.min_cohort,
+        roster=roster,
+    )
     items = enrol(node, Token.parse(given.token), WAIT_TIMEOUT)
     sys.stdout.write(f"Enrolled with {given.server} (a catalogue of {items:,} items).\n")
 

@@ -84,7 +84,9 @@ class Gateway:
         timeout: float = REQUEST_TIMEOUT,
         routes: Mapping[str, Route] | None = None,  # paths that the gateway answers itself
     ) -> None:
-        self.app, self.timeout, self.routes = app, timeout, routes or {}
+        self.app = app
+        self.timeout = timeout
+        self.routes = routes or {}
         self._secret = secret.encode()
         self._poll_cache, self._heartbeats = PollCache(), HeartbeatBatcher()
         self._uncollected = 0

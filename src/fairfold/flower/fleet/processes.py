@@ -99,7 +99,9 @@ def descendants(pids: Sequence[int]) -> dict[int, str]:
 
     Flower's programs put their children into sessions of their own, so that a signal to a group does not reach them.
     """
-    table, found, new = _process_table(), dict[int, str](), dict.fromkeys(pids, "")
+    table = _process_table()
+    found = dict[int, str]()
+    new = dict.fromkeys(pids, "")
     while new:
         new = {pid: start for pid, (parent, start) in table.items() if parent in new and pid not in found}
         found |= new

@@ -117,7 +117,9 @@ def piece_layout(layout: Layout, row_size: int = 0, width: int = 0) -> PieceLayo
         )
     if wide < 2:  # the keys are the same for all chunks: mix them once, here
         low, high = (int(mix(torch.tensor(word))) for word in (low, high))
-    head, low, high = layout.head // width, _as_signed(low), _as_signed(high)
+    head = layout.head // width
+    low = _as_signed(low)
+    high = _as_signed(high)
     return PieceLayout(width, parts, head, layout.blocks, low, high, wide, layout.signed, head > 0)
 
 

@@ -299,17 +299,25 @@ def train_client(
 
 def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_items: int) -> Tensor:
     """The packed co-occurrence matrix of weighted histories."""
-    loaded, (items, begins, ends), weights = (
-        library_for(weights),
-        _contiguous_ids(items, begins, ends),
-        weights.contiguous(),
-    )
+    loaded = library_for(weights)
+    items, begins, ends = _contiguous_ids(items, begins, ends)
+    weights = weights.contiguous()
     _require_lengths(begins, ends, weights)
     total = torch.zeros(max_items * (max_items + 1) // 2, dtype=weights.dtype)
     call(
-        loaded.fairfold_pair_sums, items, len(items), begins, ends, len(weights),
-        REAL_BYTES[weights.dtype], weights, max_items, total, len(total), threads(),
-    )  # fmt: skip
+        loaded.fairfold_pair_sums,
+        items,
+        len(items),
+        begins,
+        ends,
+        len(weights),
+        REAL_BYTES[weights.dtype],
+        weights,
+        max_items,
+        total,
+        len(total),
+        threads(),
+    )
     return total
 
 

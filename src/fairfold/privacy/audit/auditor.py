@@ -135,7 +135,9 @@ class Auditor:
     def _attack_updates(
         self, view: View, replay: ReplayedClients, source: Generator, advance: Advance
     ) -> list[Finding]:
-        reader, plan, participants = UpdateReader(replay), replay.sampler.plan, replay.sampler.participants
+        reader = UpdateReader(replay)
+        plan = replay.sampler.plan
+        participants = replay.sampler.participants
         users = participants[torch.randperm(len(participants), generator=source)[: self.users]].tolist()
         targets = attack_updates(replay, reader, users, source, advance)
         errors = [vector_error(plan, seen, secret) for seen, secret in replay.updates_and_secrets(users)]

@@ -50,7 +50,9 @@ class Figure:
 
 def matched_items(train: Interactions, user: int, others: list[int], source: Generator) -> list[Pairs]:
     """Pair a user's items with equally popular ones of others, without common ones; long histories are sampled."""
-    mine, popularity, found = train.of(user), train.counts_by_item.double(), list[Pairs]()
+    mine = train.of(user)
+    popularity = train.counts_by_item.double()
+    found = list[Pairs]()
     for other in others:
         theirs = train.of(other)
         own = _some(mine[~torch.isin(mine, theirs)], source)
@@ -123,7 +125,9 @@ def attack_updates(
     replay: ReplayedClients, reader: UpdateReader, users: list[int], source: Generator, advance: Advance
 ) -> list[Target]:
     """Attack each user by one update; also by the update of another client of the same size, for comparison."""
-    found, tuned, before = list[Target](), dict[int, TunedAttack](), dict[int, tuple[int, Tensor]]()
+    found = list[Target]()
+    tuned = dict[int, TunedAttack]()
+    before = dict[int, tuple[int, Tensor]]()
     everybody = replay.sampler.participants
     for user, seen in zip(users, replay.updates(users), strict=True):
         size = seen.task.size

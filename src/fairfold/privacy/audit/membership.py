@@ -136,7 +136,9 @@ def _by_updates(
     replay: ReplayedClients, user: int, seen: Observation, known: Tensor, pair: Pair, background: SumBackground
 ) -> tuple[float, float]:
     """Fit of the target's update with either item to the observation, given the background of the others."""
-    train, ratings, observed = replay.clients.train, None, flat(seen)
+    train = replay.clients.train
+    ratings = None
+    observed = flat(seen)
     users = torch.repeat_interleave(torch.arange(2), len(known) + 1)
     items = torch.cat([known, torch.tensor(pair[:1]), known, torch.tensor(pair[1:])])
     if train.ratings is not None:  # an unknown item gets the mean rating

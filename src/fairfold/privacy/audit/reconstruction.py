@@ -174,7 +174,9 @@ def _user_row(sums: Tensor, size: int) -> Tensor:
 def _direction(plan: Plan, seen: Observation) -> Tensor | None:
     """The user's vector for the closed form; a multiple of it for gradient steps."""
     (name,) = plan.architecture.tables
-    algorithm, task, held = plan.algorithm, seen.task, seen.task.projections[name]
+    algorithm = plan.algorithm
+    task = seen.task
+    held = seen.task.projections[name]
     items = torch.arange(plan.public.num_items)
     change = mean_change(algorithm, task, name, seen.update.sums[name], seen.update.weight)
     rows = held.rows(change, items).double()
@@ -264,7 +266,9 @@ class DecodingScore:
 
 def score_decoding(found: list[Tensor], histories: dict[int, Tensor]) -> DecodingScore:
     """Assign each decoded history to the user whom it fits best; one that fits no user by half is wrong."""
-    shares, users, wrong = dict.fromkeys(histories, 0.0), dict[int, int](), 0
+    shares = dict.fromkeys(histories, 0.0)
+    users = dict[int, int]()
+    wrong = 0
     for place, items in sorted(enumerate(found), key=lambda one: -len(one[1])):
         free = [user for user in histories if user not in users.values()]
         hits = {user: int(torch.isin(items, histories[user]).sum()) for user in free}

@@ -62,7 +62,9 @@ class SecureClient:
         self.session, self.identity, self.memory = session, identity, memory
         self.session_digest = session.digest
         self.step = Step.ADVERTISED
-        self.mask_secret, self.share_secret, self.seed = keys.new_secret(), keys.new_secret(), os.urandom(KEY)
+        self.mask_secret = keys.new_secret()
+        self.share_secret = keys.new_secret()
+        self.seed = os.urandom(KEY)
         public = keys.public_of(self.mask_secret), keys.public_of(self.share_secret)
         self.advert = identity.advert(self.session_digest, *public)
         self.cohort = Cohort((), ())
@@ -260,7 +262,9 @@ class SecureClient:
         reader = messages.Reader(data)
         step = Step(reader.number(1, Step.REVEALED))
         client = cls(Session.read(reader), identity, memory)
-        client.step, client.advert, client.cohort = step, Advert.read(reader), Cohort.read(reader)
+        client.step = step
+        client.advert = Advert.read(reader)
+        client.cohort = Cohort.read(reader)
         client.sharing, survivors = Survivors.read(reader).staying, Survivors.read(reader)
         client.survivors = survivors if survivors.staying else None
         client.mask_secret, client.share_secret, client.seed = (reader.take(KEY) for _ in range(3))

@@ -136,7 +136,8 @@ class Session(Message, kind=1):
         return hashlib.sha256(b"fairfold session" + self.body()).digest()
 
     def body(self) -> bytes:
-        purpose, lengths, sizes = self.purpose.encode("ascii"), self.layout.lengths, self.layout.sizes
+        purpose = self.purpose.encode("ascii")
+        lengths, sizes = self.layout.lengths, self.layout.sizes
         numbers = (self.run, self.round, self.turn, self.min_cohort, self.staying, self.sigma, len(purpose))
         parts = [struct.pack(">QQQIBdB", *numbers), purpose]
         parts += [struct.pack(f">I{len(lengths)}Q", len(lengths), *lengths), struct.pack(">I", len(sizes))]

@@ -35,7 +35,9 @@ class SecureServer:
     """
 
     def __init__(self, session: Session, wanted: Mapping[int, int], *, room: int | None = 0) -> None:
-        self.session, self.wanted, self.room = session, dict(wanted), room
+        self.session = session
+        self.wanted = dict(wanted)
+        self.room = room
         self.session_digest = session.digest
         self.phase, self.trust = Phase.KEYS, Trust()
         self.adverts: dict[int, Advert] = {}
