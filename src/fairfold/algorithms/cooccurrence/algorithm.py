@@ -323,13 +323,12 @@ class CoOccurrence(
     def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings) -> Weights:
         """The model's tensors from a co-occurrence sum."""
         model = model_of(plan)
-        noise = self.noise(plan)
         items = int(chosen.items)
         if sums.is_sparse:
             kept = model.catalogue = model.catalogue or solver.LargeCatalogue()
             return solver.solve_model(kept.gram(sums, items), _head_counts(plan), chosen, model)
         matrix = cooccurrence.unpack_triangle(sums[: cooccurrence.triangle_size(items)].float())
-        if noise:
+        if noise := self.noise(plan):
             matrix = gram.recover_gram(matrix, plan.public.statistics[COUNTS], model.num_known_users, noise)
         return solver.solve_model(matrix, _head_counts(plan), chosen, model)
 
