@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel release format notes clean
+.PHONY: help run env lint types test test-all test-slow test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel release format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,6 +21,10 @@ test: lint types  ## set up, then lint, type-check and test (minutes; WORKERS=2)
 
 test-all: lint types  ## the same with the slow tests
 	$(BIN)/python -m pytest -m ""
+
+# Kills, churn, processes, sanitizers: what `make test` leaves out.
+test-slow: $(STAMP)  ## the slow tests alone, with the slowest named (WORKERS=2)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20
 
 # The oldest versions of what is needed that pyproject.toml allows; their torch takes 6 GB of disk, another one with TORCH=2.13.0. What these
 # versions were deprecated for by newer ones of others, and what torch 2.4 says of itself, is not ours; all other warnings are errors.

@@ -3,12 +3,27 @@
 import difflib
 from collections.abc import Iterable
 from itertools import islice
+from unicodedata import category
 
 MAX_LENGTH = 100
 """Longest text for which a similar one is searched: it may come from outside, and comparing takes quadratic time."""
 
 MAX_CANDIDATES = 10_000
 """Most texts among which a similar one is searched; more (the ids of a catalog) would take seconds."""
+
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Control, format and surrogate characters, and line separators: what a terminal would obey."""
+
+
+def printable(text: str) -> str:
+    """Text in which what a terminal would obey (ESC, U+202E and the like) is written as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        letter.encode("unicode_escape").decode() if letter != "\n" and category(letter) in HIDDEN else letter
+        for letter in text
+    )
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:

@@ -6,8 +6,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from fairfold.cli.console import Terminal, print_error, printable
-from fairfold.errors import InvalidData
+from fairfold.cli.console import Terminal, print_error
+from fairfold.errors import InvalidData, printable
 
 HOSTILE = "a\x1b[2Jb\u202ec\x9bd\x07"
 

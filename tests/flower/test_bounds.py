@@ -31,7 +31,6 @@ from fairfold.subspace import Capacity
 from tests.flower.test_contributions import Enrolment
 from tests.flower.test_failed_steps import ITEMS, arrays_of, fleet, plain_settings
 from tests.flower.test_roster import new_key
-from tests.flower.test_secure import USERS as SECURE_USERS
 from tests.flower.test_secure import federation
 from tests.support.settings import make_settings
 
@@ -193,14 +192,27 @@ def number(vector: FixedPointVector) -> None:
     vector[HEADER_LENGTH] += 100 * UNIT
 
 
-@pytest.mark.parametrize(("change", "words"), [(weight, "a weight of 108"), (number, "numbers of up to 10")])
+@pytest.mark.parametrize(
+    ("case", "change", "words"),
+    [
+        ("parts", weight, "a weight of 10"),
+        ("parts", number, "numbers of up to 10"),
+        ("gradient", weight, "a weight of 10"),
+        ("newton", weight, "a weight of 10"),
+    ],
+)
 def test_a_masked_sum_is_bounded_by_the_users_of_its_devices(
-    change: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str,
+    change: Any,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A masked number is any of 32 bits: one of eight devices, invited for one user each, said 100 of them."""
     lies_in(monkeypatch, "train", change)
-    nodes = federation("parts", tmp_path, tries=2, roster=Enrolment(tmp_path, users=1))
-    with pytest.raises(InvalidState, match=f"{words}.*with {SECURE_USERS} users.*nobody can be named"):
+    nodes = federation(case, tmp_path, tries=2, roster=Enrolment(tmp_path, users=1))
+    with pytest.raises(InvalidState, match=f"{words}.*with . users.*nobody can be named"):
         nodes.run()
     assert nodes.strategy.progress.rejections.counts[STEP_FAILED] == 2
     assert not nodes.strategy.nodes.left_out

@@ -14,13 +14,20 @@ import pytest
 from fairfold.kernels.native import loader
 
 NATIVE = Path(__file__).parents[2] / "native"
-FILES = [Path(__file__).parent / name for name in ("test_bad_lengths.py", "test_bad_input.py")]
+TESTS = Path(__file__).parents[1]
+FILES = [TESTS / "kernels" / "test_bad_lengths.py", TESTS / "kernels" / "test_bad_input.py"]
+FILES += [TESTS / "device" / "test_bad_calls.py"]
+DEVICE = ("dispatch", "plan", "ranges", "touched", "active", "chain", "train", "pairs", "packed", "body")
 CALLS = """
 import sys
 import fairfold.kernels.native as package
 package.__path__.insert(0, sys.argv[1])
 from fairfold.kernels.native import loader
 assert sys.argv[1] in loader.status().reason, loader.status()
+import fairfold.device
+fairfold.device.__path__.insert(0, sys.argv[1])
+from fairfold.device import native
+assert sys.argv[1] in native.library()._name
 import pytest
 options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
 sys.exit(pytest.main([*options, *sys.argv[2:]]))
@@ -44,6 +51,9 @@ def test_bad_calls_from_python_under_the_address_sanitizer(tmp_path: Path) -> No
     sources = [str(path) for path in sorted(NATIVE.glob("*.c")) if path.name != "body.c"]
     target = str(tmp_path / "fairfold_native.so")
     subprocess.run([*common, "-shared", *sources, str(body), "-lm", "-o", target], check=True)
+    of_device = [str(NATIVE / f"{name}.c") for name in DEVICE] + [str(NATIVE / "device" / "fairfold_device.c")]
+    device = str(tmp_path / "fairfold_device.so")
+    subprocess.run([*common, "-shared", *of_device, "-lm", "-o", device], check=True)
     environment = os.environ | {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", CALLS, str(tmp_path), *FILES],

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
-from unicodedata import category
 
 import click
 import typer
@@ -25,17 +24,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from fairfold.cli import on_signals
-from fairfold.errors import FairfoldError
-
-
-def printable(text: str) -> str:
-    """Text in which what a terminal would obey (ESC, U+202E and the like) is written as an escape."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        letter.encode("unicode_escape").decode() if letter != "\n" and category(letter) in HIDDEN else letter
-        for letter in text
-    )
+from fairfold.errors import FairfoldError, printable
 
 
 class Terminal(Console):
@@ -56,7 +45,6 @@ class Terminal(Console):
         self.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format and surrogate characters, and line separators
 FAILED = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import fairfold.device as package
+from fairfold.device.facts import MAX_ITEMS
 from fairfold.device.layout import LONG, layout_of
 from fairfold.errors import InvalidMessage
 
 NAME, ABI = "fairfold_device.so", 1
+MAX_DRAWN = 1 << 32  # items of the samples of a round
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
@@ -116,7 +118,8 @@ class LocalNetwork:
         users = (c_void_p * 2)()
         branches = [side for side, has in enumerate((form.product, form.width)) if has]
         for side, table, user in zip(branches, form.tables, form.users, strict=True):
-            tables[side], users[side] = self._tensor(projections[table], values[table]), _address(own[user])
+            tables[side] = self._tensor(projections[table], values[table])
+            users[side] = _address_of(own[user], "f", form.width if side else form.product)
         width, optimizer = form.width, OPTIMIZERS[form.optimizer]
         described = _Form(
             form.product, width, width, len(form.layers), units, form.output, 0, form.l2, optimizer, form.rate
@@ -126,19 +129,22 @@ class LocalNetwork:
 
     def _tensor(self, held: Mapping[str, Any], values: Any) -> _Tensor:
         layout = _Layout(*layout_of(held))
-        if len(values) != layout.head + layout.tail or values.typecode != "f":
-            raise _invalid("a vector of another length than its subspace")
-        return _Tensor(layout, _address(values))
+        return _Tensor(layout, _address_of(values, "f", layout.head + layout.tail))
 
     def train(self, items: Any, width: int, ends: Sequence[int]) -> None:
         """Take all steps of a round on samples of ``width`` items, the user's first; ``ends``: of each step."""
+        if width < 1:
+            raise _invalid("samples of no items")
         stops = array("q", ends)
-        samples = _Samples(_address(items), len(items) // width, width, None, _address(stops), len(stops))
+        taken = _address_of(items, "q", len(items) // width * width)
+        samples = _Samples(taken, len(items) // width, width, None, _address(stops), len(stops))
         memory, size = _aligned(self._library.fairfold_device_train_bytes(self._model, samples.count, width))
         _check(self._library.fairfold_device_train(self._model, samples, memory, size))
 
     def scores(self, first: int, count: int) -> Any:
         """The scores of ``count`` items from ``first`` on."""
+        if not 0 <= count <= MAX_ITEMS:
+            raise _invalid("scores of no number of items")
         found = array("f", bytes(4 * count))
         memory, size = _aligned(self._library.fairfold_device_scores_bytes(self._model))
         _check(self._library.fairfold_device_scores(self._model, first, count, _address(found), memory, size))
@@ -150,6 +156,8 @@ def draw_samples(
 ) -> Any:
     """The samples of a round, epoch after epoch: each item of an ascending history with others."""
     own = array("q", history)
+    if min(epochs, negatives) < 0 or epochs * len(own) * (1 + negatives) > MAX_DRAWN:
+        raise _invalid(f"a round of {epochs} epochs with {negatives} negatives")
     items = array("q", bytes(8 * epochs * len(own) * (1 + negatives)))
     drawn = library().fairfold_device_sample(
         _address(own), len(own), catalogue, epochs, negatives, shuffle, seed & LONG, _address(items)
@@ -160,8 +168,17 @@ def draw_samples(
 
 def add_weighted(total: Any, values: Any, before: Any | None, weight: float) -> None:
     """Add a weighted vector, or its change, to a sum in place."""
-    earlier = None if before is None else _address(before)
-    _check(library().fairfold_device_add(_address(total), _address(values), earlier, weight, len(total)))
+    size = len(total)
+    earlier = None if before is None else _address_of(before, "f", size)
+    given = _address_of(total, "f", size), _address_of(values, "f", size)
+    _check(library().fairfold_device_add(*given, earlier, weight, size))
+
+
+def _address_of(numbers: Any, typecode: str, length: int) -> int:
+    """The address of so many numbers of a type, which are checked here: C cannot see where an array ends."""
+    if not isinstance(numbers, array) or numbers.typecode != typecode or len(numbers) != length:
+        raise _invalid(f"no array of {length} numbers of type {typecode!r}")
+    return _address(numbers)
 
 
 def _address(numbers: Any) -> int:

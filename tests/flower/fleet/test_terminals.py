@@ -1,14 +1,22 @@
 """What the operator's terminal shows: quality per round and size, a status that takes no torch, and a quiet server."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fairfold.cli import app
+from fairfold.device import offline, stored_model
+from fairfold.flower.fleet import device_command, node_loop
+from fairfold.flower.fleet import node as node_module
+from fairfold.flower.fleet.credentials import FINGERPRINT_BYTES, SECRET_BYTES, Token
+from fairfold.flower.fleet.node import NodeFolder
 from fairfold.flower.fleet.server import ServerFolder
 from tests.support.settings import make_settings
 
@@ -85,3 +93,74 @@ def test_what_flower_prints_goes_to_a_file(server: ServerFolder, monkeypatch: py
     assert shown.output == ""
     assert logs == [server.log]
     assert (server.folder / "server.log.1").read_text() == "old"
+
+
+# -- what devices show -------------------------------------------------------------------------------------------------
+
+HOSTILE = "a\x1b[2Jb\u202ec"
+
+
+def enrolled(folder: Path, **options: Any) -> NodeFolder:
+    """The folder of a device that has enrolled somewhere."""
+    folder.mkdir()
+    (folder / "mine.csv").write_text("user,item\n1,3\n1,5\n")
+    node = NodeFolder(folder, "https://localhost:8000", str(folder / "mine.csv"), "1x", **options)
+    node.save()
+    return node
+
+
+@pytest.mark.parametrize(("words", "warned"), [(["--secure"], True), ([], False), (["--secure", "--roster"], False)])
+def test_a_secure_device_without_a_roster_is_told_what_a_lying_server_could_do(
+    words: list[str], warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.csv").write_text("user,item\n1,3\n1,5\n")
+    monkeypatch.setattr(node_module, "enrol", lambda *_: 60)
+    given = [*words, str(tmp_path / "roster")] if "--roster" in words else words
+    place = ["--server", "https://localhost:8000", "--data", str(tmp_path / "mine.csv"), "--capacity", "1x"]
+    token = str(Token(b"0" * SECRET_BYTES, b"0" * FINGERPRINT_BYTES))
+    shown = CliRunner().invoke(app, ["node", "enrol", token, *place, "--folder", str(tmp_path / "node"), *given])
+    assert shown.exit_code == 0, shown.output
+    assert ("a lying server could invent all others, and read this device's data" in shown.output) == warned
+
+
+def test_the_status_of_a_device_says_that_it_has_no_roster(tmp_path: Path) -> None:
+    said = "none: a lying server could invent all other devices"
+    for name, options, warned in (
+        ("a", {"privacy": "secure"}, True),
+        ("b", {"privacy": "secure", "roster": "all.pub"}, False),
+        ("c", {}, False),
+    ):
+        node = enrolled(tmp_path / name, **options)
+        shown = CliRunner().invoke(app, ["node", "status", str(node.folder)])
+        assert (said in shown.output) == warned, shown.output
+
+
+def test_a_small_device_writes_what_a_terminal_would_obey_as_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of a catalogue, and errors that hold a name."""
+    node = enrolled(tmp_path / "node")
+    node.catalogue.write_text(f"{HOSTILE}\nother\n", encoding="utf-8")
+    (node.folder / "mine.csv").write_text("user,item\n1,other\n")
+    model = SimpleNamespace(items=2, kind="co_occurrence")
+    monkeypatch.setattr(stored_model, "read_model", lambda _: model)
+    monkeypatch.setattr(offline, "recommend", lambda *_: [(0, 1.0)])
+    assert device_command.main(["recommend", "--user", "1", "--folder", str(node.folder)]) == 0
+    assert device_command.main(["recommend", "--user", HOSTILE, "--folder", str(node.folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "a\\x1b[2Jb\\u202ec\n"
+    assert "u202e" in err
+    assert not set("\x1b\u202e") & set(out + err)
+
+
+def test_a_node_s_program_writes_errors_as_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["node_loop", str(tmp_path / HOSTILE)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit):
+        node_loop.main()
+    node_loop._say(HOSTILE)
+    err = capsys.readouterr().err
+    assert r"\x1b" in err
+    assert not set("\x1b\u202e") & set(err)

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from fairfold.errors import FairfoldError
+from fairfold.errors import FairfoldError, printable
 
 DEFAULT = Path("~/.local/state/fairfold/node")
 WAIT_TIMEOUT = 60.0  # seconds to wait for a server that does not listen yet
@@ -35,7 +35,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         {"enrol": _enrol, "start": _start, "recommend": _recommend}[given.command](given)
     except FairfoldError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         return 2
     return 0
 
@@ -56,7 +56,7 @@ def _enrol(given: argparse.Namespace) -> None:
         roster=roster,
     )
     items = enrol(node, Token.parse(given.token), WAIT_TIMEOUT)
-    sys.stdout.write(f"Enrolled with {given.server} (a catalogue of {items:,} items).\n")
+    sys.stdout.write(f"Enrolled with {printable(given.server)} (a catalogue of {items:,} items).\n")
 
 
 def _start(given: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def _recommend(given: argparse.Namespace) -> None:
         remedy = "Install fairfold, and run: fairfold node recommend."
         raise InvalidSettings(f"a model of {left}", "one that a small device scores for this user", remedy) from None
     for item, _score in found:
-        sys.stdout.write(f"{item if names is None else names[item]}\n")
+        sys.stdout.write(f"{item if names is None else printable(names[item])}\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 from fairfold.atomic_io import locked, remove, write_atomically
 from fairfold.checksums import PARSE_ERRORS
-from fairfold.errors import InvalidState
+from fairfold.errors import InvalidState, printable
 from fairfold.flower.fleet import Echo
 from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, json_object, read_key
 from fairfold.flower.fleet.node import STATUS, NodeFolder
@@ -291,6 +291,11 @@ class NodeLoop:
             write_atomically(self.node.folder / STATUS, json.dumps(self.status).encode())
 
 
+def _say(text: str) -> None:
+    """Print a line; what a server or a file says may hold what a terminal would obey."""
+    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
+
+
 def main() -> None:
     """Run the node of a folder until the process is asked to end."""
 
@@ -303,9 +308,9 @@ def main() -> None:
         signal.signal(number, interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            NodeLoop(NodeFolder.open(Path(sys.argv[1])), lambda text: print(text, file=sys.stderr, flush=True)).run()  # noqa: T201
+            NodeLoop(NodeFolder.open(Path(sys.argv[1])), _say).run()
     except InvalidState as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(2)
 
 
