@@ -124,7 +124,7 @@ def test_a_secure_device_without_a_roster_is_told_what_a_lying_server_could_do(
 
 
 def test_the_status_of_a_device_says_that_it_has_no_roster(tmp_path: Path) -> None:
-    said = "none: a lying server could invent all other devices"
+    warning = "none: a lying server could invent all other devices"
     for name, options, warned in (
         ("a", {"privacy": "secure"}, True),
         ("b", {"privacy": "secure", "roster": "all.pub"}, False),
@@ -132,7 +132,7 @@ def test_the_status_of_a_device_says_that_it_has_no_roster(tmp_path: Path) -> No
     ):
         node = enrolled(tmp_path / name, **options)
         shown = CliRunner().invoke(app, ["node", "status", str(node.folder)])
-        assert (said in shown.output) == warned, shown.output
+        assert (warning in shown.output) == warned, shown.output
 
 
 def test_a_small_device_writes_what_a_terminal_would_obey_as_escapes(
