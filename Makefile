@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-slow test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel release format notes clean
+.PHONY: help run env lint types test test-all test-slow test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel device-wheel release format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -100,6 +100,16 @@ wheel: $(STAMP)  ## a wheel in dist for all Linux machines with glibc 2.28 or ne
 	  $(BIN)/python -m pip wheel --quiet --no-deps --config-settings build-dir=$(WHEEL)/cmake --wheel-dir $(WHEEL) .
 	PATH=$(CURDIR)/$(BIN):$$PATH LD_LIBRARY_PATH=$(CURDIR)/$(WHEEL)/openmp $(BIN)/python -m auditwheel repair --only-plat \
 	  --plat manylinux_2_28_$$(uname -m) --wheel-dir dist $(WHEEL)/fairfold-*.whl
+	@ls -l dist
+
+# The library for devices comes out of the wheel above, which is for the same systems.
+device-wheel: wheel  ## the small wheel for devices (fairfold-device) in dist, for the same machines, checked as PyPI would
+	@$(BIN)/python -c 'import twine' 2> /dev/null || $(BIN)/python -m pip install --quiet twine
+	rm -rf build/device-wheel dist/fairfold_device-*
+	$(BIN)/python deploy/device_wheel.py build/device-wheel "$$(ls -t dist/fairfold-*.whl | head -1)"
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m auditwheel repair --only-plat --plat manylinux_2_28_$$(uname -m) \
+	  --wheel-dir dist build/device-wheel/fairfold_device-*.whl
+	$(BIN)/python -m twine check --strict dist/fairfold_device-*
 	@ls -l dist
 
 # As whoever installs it finds it: an environment with nothing of this one, and the sources out of reach.

@@ -1,6 +1,7 @@
-"""Build the small wheel ``fairfold-device``: ``python deploy/device_wheel.py dist``.
+"""Build the small wheel ``fairfold-device``: ``python deploy/device_wheel.py dist [WHEEL]``.
 
-It has those of fairfold's files that a small device imports, and nothing else (docs/decisions/device-wheel.md).
+It has those of fairfold's files that a small device imports, and nothing else (docs/decisions/device-wheel.md). The C
+library of devices comes out of a wheel of fairfold, where one is named, else from this environment.
 """
 
 import base64
@@ -28,6 +29,23 @@ LIST += (
 )
 LIST += "print('library', native.library()._name if native.library() else '')"
 NEEDED = ("cryptography", "tomli_w")
+LIBRARY = "fairfold/device/fairfold_device.so"
+ABOUT = """Metadata-Version: 2.1
+Name: fairfold-device
+Summary: A small device of a fairfold fleet: federated recommender systems in 40 MB, without PyTorch
+License: Apache-2.0
+Requires-Python: >=3.11
+Description-Content-Type: text/markdown
+"""
+TEXT = """
+The part of fairfold that a device of a fleet needs: it trains in plain Python, and recommends without a server.
+
+    fairfold-device enrol TOKEN --server server.example.org:8000 --data mine.csv --capacity 4x
+    fairfold-device start
+    fairfold-device recommend --user 17
+
+Install it without fairfold, or fairfold without it: the two have files in common.
+"""
 
 
 def files() -> dict[str, bytes]:
@@ -38,24 +56,27 @@ def files() -> dict[str, bytes]:
         name, _, path = line.partition(" ")
         if name == "library":
             if path:
-                found["fairfold/device/fairfold_device.so"] = Path(path).read_bytes()
+                found[LIBRARY] = Path(path).read_bytes()
             continue
         inside = name.replace(".", "/") + ("/__init__" if Path(path).name == "__init__.py" else "")
         found[f"{inside}.py"] = Path(path).read_bytes()
     return found
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, wheel_with_library: Path | None = None) -> Path:
     """Write the wheel into a folder; returns its path."""
     version, content = metadata.version("fairfold"), files()
+    if wheel_with_library is not None:
+        with zipfile.ZipFile(wheel_with_library) as other:
+            content[LIBRARY] = other.read(LIBRARY)
     requires = [one.partition(";")[0].strip() for one in metadata.requires("fairfold") or ()]
     chosen = sorted({one for one in requires if one.replace("-", "_").startswith(NEEDED)})
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    is_native = "fairfold/device/fairfold_device.so" in content
+    is_native = LIBRARY in content
     tag = f"py3-none-{platform if is_native else 'any'}"
     info = f"fairfold_device-{version}.dist-info"
-    head = ["Metadata-Version: 2.1", "Name: fairfold-device", f"Version: {version}", "Requires-Python: >=3.11"]
-    content[f"{info}/METADATA"] = "\n".join([*head, *(f"Requires-Dist: {one}" for one in chosen), ""]).encode()
+    requirements = "".join(f"Requires-Dist: {one}\n" for one in chosen)
+    content[f"{info}/METADATA"] = f"{ABOUT}Version: {version}\n{requirements}{TEXT}".encode()
     pure = f"Root-Is-Purelib: {str(not is_native).lower()}"
     content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: device_wheel\n{pure}\nTag: {tag}\n".encode()
     content[f"{info}/entry_points.txt"] = (
@@ -76,4 +97,4 @@ def _digest(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build(Path(sys.argv[1]))}\n")
+    sys.stdout.write(f"{build(*map(Path, sys.argv[1:]))}\n")

@@ -76,6 +76,10 @@ await during("transport", async () => {
     check("signature", await subtle.verify(hash, publicKey, raw(signature), device.utf8(signing.timestamp)), true);
     check("signature's form", base64(device.derSignature(raw(signature))), signature);
   }
+  const { joining } = read("transport"), { secret, authority } = await device.parseToken(joining.token);
+  check("token", [hex(secret), hex(authority)], [joining.secret, joining.authority]);
+  for (const text of joining.refused) check(`token ${text}`, await device.parseToken(text).then(() => "taken", () => "refused"), "refused");
+  check("name", await device.deviceName(unhex(joining.point)), joining.name);
   const identity = { pem: "", key: { privateKey: key } }, sent = [], body = (name) => requests.find((one) => one.name === name);
   const connection = new device.Connection({ ...identity, pem: Buffer.from(body("activate-node").given.public_key, "base64").toString() });
   connection.call = async (name, content) => (sent.push([name, base64(content)]), new Uint8Array(0));

@@ -19,6 +19,7 @@ FEW = {"name": "synthetic", "users": 12, "items": 400, "interactions_per_user": 
 SECURE = {"privacy": {"level": "secure", "min_cohort": 3}}
 PAIRS = {"algorithm": {"kind": "co_occurrence", "min_item_users": 0}}
 PLAIN, MASKED = 40_000_000, 48_000_000  # bytes of a node's process at its peak: torch alone would take 200 MB
+MOST_START_SECONDS = 1.0  # of processor time, from the start of `fairfold node start` until it is connected
 CASES: dict[str, tuple[str | None, dict[str, Any], int]] = {
     "default": (None, {}, PLAIN),
     "ratings": ("ratings", {}, PLAIN),
@@ -65,6 +66,7 @@ def test_a_fleet_needs_no_torch_on_devices(tmp_path: Path, case: str) -> None:
         assert status["replies"] >= 4
         assert status["failures"] == 0
         assert 0 < status["last"]["peak"] < largest
+        assert 0 < status["start_cpu"] < MOST_START_SECONDS
         state, file = fleet.node(number) / "state", LocalFile(fleet.node(number) / "train.csv")
         model = read_model(state)
         assert model.round_number == 2

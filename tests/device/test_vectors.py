@@ -31,8 +31,10 @@ from fairfold.device.store import DeviceStore, parse_tables
 from fairfold.device.stored_model import MODEL_FILE
 from fairfold.device.tasks import SmallDevice
 from fairfold.device.uploads import UserHistory
-from fairfold.errors import InvalidMessage
+from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower import LocalFile, make_client_app
+from fairfold.flower.fleet.credentials import Token
+from fairfold.flower.roster import device_name
 from fairfold.privacy.secure import keys
 from fairfold.privacy.secure.messages import KEY
 from tests.vectors.make import FOLDER
@@ -70,6 +72,22 @@ def test_requests() -> None:
         assert mine == body, name
     (absent,) = (one for one in given["responses"] if one["name"].endswith("not there yet"))
     assert 3 not in parse_fields(content(absent["body"]))
+
+
+def test_joining() -> None:
+    given = vectors("transport")
+    of, pem = given["joining"], given["signing"]["public_key_pem"]
+    token = Token.parse(of["token"])
+    assert (token.secret.hex(), token.authority.hex()) == (of["secret"], of["authority"])
+    for text in of["refused"]:
+        with pytest.raises(InvalidSettings):
+            Token.parse(text)
+    key = load_pem_public_key(pem.encode())
+    assert isinstance(key, EllipticCurvePublicKey)
+    assert keys.point_of(key).hex() == of["point"]
+    assert f"{device_name(bytes.fromhex(of['point'])):x}" == of["name"]
+    digest = hashlib.sha256(b"fairfold device" + bytes.fromhex(of["point"])).digest()  # as docs/protocol.md says it
+    assert int(of["name"], 16) == 1 + int.from_bytes(digest[:8], "big") % (2**63 - 1)
 
 
 def test_a_message_is_pulled_and_a_reply_pushed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from fairfold.algorithms.cooccurrence import cooccurrence, tuning
 from fairfold.algorithms.cooccurrence.parts import TrianglePart, is_dropped, sync_states, uploaded_parts
 from fairfold.data import Interactions
+from fairfold.flower.fleet.credentials import Token
 from fairfold.flower.local_data import _uniform
+from fairfold.flower.roster import device_name
 from fairfold.privacy import gram
+from fairfold.privacy.secure.keys import point_of
 from tests.vectors.ratings import rating_vectors
 from tests.vectors.secure import secure_vectors
 from tests.vectors.sessions import models, secure_session, session, signed_models
@@ -143,7 +146,19 @@ def transport() -> dict[str, Any]:
             for name, (expected, message) in responses.items()
         ],
         "exchange": exchange(),
+        "joining": joining(key.public_key()),
     }
+
+
+def joining(key: ec.EllipticCurvePublicKey) -> dict[str, Any]:
+    """An invitation with its parts, and the name of a device by its key."""
+    token = Token(hashlib.sha256(b"secret").digest()[:16], hashlib.sha256(b"authority").digest())
+    text, point = str(token), point_of(key)
+    mistyped = [text[:-1], text[:8] + ("B" if text[8] == "A" else "A") + text[9:], text.removeprefix("ff1-"), ""]
+    return {
+        "token": text, "secret": token.secret.hex(), "authority": token.authority.hex(), "refused": mistyped,
+        "point": point.hex(), "name": f"{device_name(point):x}",
+    }  # fmt: skip
 
 
 def exchange() -> dict[str, Any]:

@@ -123,7 +123,7 @@ def invite(
         int, typer.Option(min=1, max=1_000_000, help="The most users that the device may act for, in every sum.")
     ] = 1,
 ) -> None:
-    """Print a token that lets one device enrol, once, within some time.
+    """Print a token that lets one device enrol, once, within some time; and to stderr the link for a browser.
 
     What a device can do to the model grows with its users: --users is for devices that you trust so far.
 
@@ -133,7 +133,10 @@ def invite(
     """
     from fairfold.flower.fleet.credentials import parse_duration
 
-    typer.echo(str(open_server(folder).invite(parse_duration(valid), users)))
+    opened = open_server(folder)
+    token = opened.invite(parse_duration(valid), users)
+    typer.echo(str(token))
+    typer.echo(f"In a browser: https://{opened.host}:{opened.port}/#{token}", err=True)  # $(...) is the token alone
 
 
 @server.command()

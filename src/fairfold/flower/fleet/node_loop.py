@@ -287,6 +287,9 @@ class NodeLoop:
         if failures:
             self.status["failure"] = {"message": message[:500], "at": time.time()}
         self.status |= more | ({} if self.node_id is None else {"node": str(self.node_id)})
+        self.status["cpu"] = round(time.process_time(), 3)  # seconds since this process was started
+        if state == "connected":
+            self.status.setdefault("start_cpu", self.status["cpu"])
         with contextlib.suppress(Exception):  # a full disk is no reason to stop
             write_atomically(self.node.folder / STATUS, json.dumps(self.status).encode())
 
