@@ -34,7 +34,7 @@ def test_pages_about_experiments_are_tied_to_records() -> None:
     names = {path.stem for path in TIED}
     expected = {
         "README",
-        "beyond-evidence",
+        "default-recommender-evidence",
         "fedrec",
         "fedrec-tables",
         "reproduction",

@@ -31,7 +31,7 @@ class ServerOptimizer(FrozenSettings):
         server_lr: Learning rate of the server's optimizer, η.
         step_per: Unit of the learning rate: a ``"round"``, along the clients' mean change, however many they are; or a
             ``"client"``, η times the clients of a round, so that fewer rounds of more clients go as far
-            (docs/beyond.md).
+            (docs/default-recommender.md).
     """
 
     ACTIVE_WHEN: ClassVar = dict.fromkeys(

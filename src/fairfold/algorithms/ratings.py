@@ -25,7 +25,7 @@ Updates are about rows of the *largest* clients, as many a round as a client's o
 the same for all clients of a size. Sums are computed at the row w′ that a client holds. To be those at w they lack
 (c·cᵀ + C₀)(w′ − w) − ½t·(w′ − w): the server, which knows both rows and Σt by size, adds that with n·K for the sum of
 the first term. With ``streamed``, updates are about rows of the *full* table, which are streamed to clients; these
-cache the rows of their own items (docs/beyond-derivation.md).
+cache the rows of their own items (docs/default-recommender-derivation.md).
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, Pre
         group_similar: Number the items so that those which share a row have similar mean ratings (ranked). Needs sums
             of ratings beside the counts, so it is left out where ``popularity`` is not ``"catalogue"``.
         streamed: Stream the server's rows: a client also receives as many rows of the full table as its own has, others
-            every round, sends updates of these, and caches those of its own items (docs/beyond.md).
+            every round, sends updates of these, and caches those of its own items (docs/default-recommender.md).
         max_change: An update with a larger number is refused.
     """
 

@@ -126,7 +126,9 @@ def _plan_federation(resolved: ResolvedSettings) -> None:
     if shapes[0]:
         whose = "its pairs" if settings.privacy.uses_secure_aggregation else "the pairs of a usual history"
         console.echo(f"Sent: {whose}, in the rounds in which a device uploads them. A tuning round takes 16 bytes.")
-        console.echo("Tuning may choose another shape for the same bytes (docs/beyond.md); the end of a run shows it.")
+        console.echo(
+            "Tuning may choose another shape for the same bytes (docs/default-recommender.md): reports show it."
+        )
 
 
 def describe_truncation(held: Mapping[str, Projection]) -> dict[str, str]:

@@ -52,7 +52,7 @@ class RankingSgd(LocalSgd):
     Attributes:
         objective: The loss of rankings: ``"bpr"`` (an item of the user scores above each negative), ``"softmax"`` (it
             is the one to choose among them) or ``"squared"`` (squared error over the whole catalogue, of which the
-            negatives are a sample); docs/beyond.md.
+            negatives are a sample); docs/default-recommender.md.
         num_negatives: Items that the user does not have, drawn for each one they have.
         l2: Weight of the squared norm of the vectors a sample uses (rankings).
         unobserved_weight: Weight of an item that the user does not have, against 1 for one they have (``"squared"``).

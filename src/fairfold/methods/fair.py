@@ -26,8 +26,8 @@ class Fair(Method):
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
             ``"model"``: all tensors as one vector, whose weights share slots across layers (images only).
         popularity: Source of the order of ``"ranked"``: ``"catalogue"``, its numbers are a public order; ``"counts"``,
-            clients count before the first round (docs/beyond.md); ``"none"``, there is no order, and ``"ranked"``
-            falls back to ``"element"``, or to ``"chunk"`` where rows are whole.
+            clients count before the first round (docs/default-recommender.md); ``"none"``, there is no order, and
+            ``"ranked"`` falls back to ``"element"``, or to ``"chunk"`` where rows are whole.
         tail_share: The tail that unpopular items share has one length for all clients, this share of the smallest
             size; all else is owned by popular items. None: each size is half owned, half shared.
         support: An item owns slots only if at least this many users have it; no client holds more than that needs

@@ -1,7 +1,7 @@
 """The default algorithm: partial correlations of items from one sum of co-occurrences over clients.
 
 With x a user's history over the H leading items (1 where the user has an item) and n their number, a client uploads
-x xᵀ/n (:mod:`.cooccurrence`). From the sum G over clients follow the items' partial correlations S and their leading
+x xᵀ/√n (:mod:`.cooccurrence`). From the sum G over clients follow the items' partial correlations S and their leading
 eigenvectors (:mod:`.solver`): a row W_j and two numbers a_j, b_j for every item. A user's score of item j is
 b_j ⟨W_j, Σ a_i W_i⟩ over their history, and a little for each of j's nearest neighbors that they have: what λ holds
 down of rare items, neighbors bring back (:mod:`.scorer`). A new user needs their history alone.
@@ -71,7 +71,7 @@ class CoOccurrence(
     Attributes:
         kind: Its name in settings.
         beta: Items weigh by the power −β of the number of their users.
-        ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/beyond.md).
+        ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/default-recommender.md).
         history_exponent: A history of n items weighs each of its pairs n to the power −κ: this is κ.
         support: Items with fewer users are left out of the head.
         min_item_users: Items that fewer users of one secure sum are expected to have are left out; 0 leaves out none.

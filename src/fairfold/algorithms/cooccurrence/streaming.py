@@ -30,7 +30,7 @@ class StreamedEncoding(IncrementalAlgorithm, StreamsRows):
 
     Attributes:
         streamed: Stream rows: those of all items pass by a client that does not hold them all, with every model that it
-            takes, so that it encodes the whole of a history (docs/beyond.md).
+            takes, so that it encodes the whole of a history (docs/default-recommender.md).
     """
 
     streamed: bool = False
