@@ -1,11 +1,12 @@
 """What the approximate Hessian of a Newton step costs, and the weight of unobserved items: everybody is 1x.
 
-    FAIRFOLD_DATA=... python benchmarks/newton_hessian.py --data gowalla --weight .1 --item-ridge .0125 [--exact]
+    FAIRFOLD_DATA=... python benchmarks/newton_hessian.py --data gowalla --weight .2 --item-ridge .86 [--exact]
 
-The recipe ``fair`` divides an item's gradient by w·Σ u uᵀ + (1 − w)·c·Σ u uᵀ (fairfold.algorithms.closed_form), since a
-matrix for every item would be too much to send. ``--exact`` solves each item's row instead, as iALS does, which no
-device could take part in: it bounds what a better Hessian can gain. As in ``fair_recipe.py`` a fifth of each user's
-training items is held out, so that the test set plays no part. One seed, NDCG@20 of at most 3,000 users.
+``--item-ridge`` is the ridge itself, not divided by what the data has. The recipe ``fair`` divides an item's gradient
+by w·Σ u uᵀ + (1 − w)·c·Σ u uᵀ (fairfold.algorithms.closed_form), since a matrix for every item would be too much to
+send. ``--exact`` solves each item's row instead, as iALS does, which no device could take part in: it bounds what a
+better Hessian can gain. As in ``fair_recipe.py`` a fifth of each user's training items is held out, so that the test
+set plays no part. One seed, NDCG@20 of at most 3,000 users.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from fairfold.data.partition import hold_out
 from fairfold.metrics.ranking import evaluate_ranking
 
 OUT = Path(__file__).parent / "results" / "newton_hessian.csv"
-FIELDS = ("data", "weight", "ridge", "item_ridge", "factors", "exact", "step", "round", "ndcg")
+FIELDS = ("data", "weight", "ridge", "item_ridge", "factors", "exact", "step", "momentum", "round", "ndcg")
 USERS, HELD_OUT, AT_ONCE = 3_000, 0.2, 20_000
 
 
@@ -56,16 +57,17 @@ def qualities(given: argparse.Namespace) -> Iterator[tuple[int, float]]:
     num_users, num_items, weight = train.num_users, train.num_items, given.weight
     users, items = train.users.long(), train.items.long()
     by_item = items.argsort(stable=True)
-    ridge = given.item_ridge * len(train) ** 0.5
+    ridge = given.item_ridge
     shares = train.counts_by_item / num_users
     some = held.counts_by_user.nonzero().flatten()
     some = some[:: max(1, len(some) // USERS)]
     torch.manual_seed(0)
     table = torch.randn(num_items, given.factors) * 0.1
+    last = table
     for number in range(1, given.rounds + 1):
         vectors = solve(table, items, users, num_users, weight, given.ridge)
         if given.exact:
-            table = solve(vectors, users[by_item], items[by_item], num_items, weight, ridge)
+            table = last = solve(vectors, users[by_item], items[by_item], num_items, weight, ridge)
         else:
             outer = vectors.T @ vectors
             slope = weight * (table @ outer)
@@ -73,17 +75,17 @@ def qualities(given: argparse.Namespace) -> Iterator[tuple[int, float]]:
             slope.index_add_(0, items, errors[:, None] * vectors[users])
             ridges = torch.full_like(shares, ridge / num_users, dtype=torch.float32)
             change, outer = -slope / num_users, outer / num_users
-            table = table + given.step * newton_step(table, change, outer, shares.float(), weight, ridges)
+            reached = table + given.step * newton_step(table, change, outer, shares.float(), weight, ridges)
+            table, last = reached + given.momentum * (reached - last), reached
         if number % given.every == 0 or number == given.rounds:
-            final = solve(table, items, users, num_users, weight, given.ridge)
-            rows, columns = final, table.T
+            rows, columns = solve(last, items, users, num_users, weight, given.ridge), last.T
             yield number, evaluate_ranking(lambda of: rows[of] @ columns, train, held, 20, users=some).ndcg  # noqa: B023
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="ml-100k")
-    for name, value in (("weight", 0.5), ("ridge", 10.0), ("item-ridge", 0.04), ("step", 1.0)):
+    for name, value in (("weight", 0.5), ("ridge", 10.0), ("item-ridge", 5.0), ("step", 1.0), ("momentum", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value)
     for name, number in (("factors", 32), ("rounds", 8), ("every", 4)):
         parser.add_argument(f"--{name}", type=int, default=number)
@@ -92,6 +94,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     facts = [given.data, given.weight, given.ridge, given.item_ridge, given.factors, given.exact, given.step]
+    facts.append(given.momentum)
     for number, quality in qualities(given):
         is_new = not given.out.exists()
         with given.out.open("a", newline="") as file:

@@ -171,6 +171,28 @@ def test_a_client_of_large_weight_counts_for_more_of_all() -> None:
     assert seen == pytest.approx(float(dense(federation)[cohort].sum() / dense(federation).sum()))
 
 
+def test_momentum_goes_on_from_where_each_step_ends() -> None:
+    """Nesterov's: a step from y ends at v, and the next one begins at v + m·(v − the end of the step before)."""
+    with precision():
+        momentum, data = 0.6, tiny_data(2, USERS)
+        federation, state = make_federation(data, newton(server_momentum=momentum, server_lr=0.4))
+        plain, _ = make_federation(data, newton(server_lr=0.4))
+        ends = [state.full[ITEMS]]
+        for _ in range(3):
+            ends.append(after_rounds(plain, state).full[ITEMS])
+            state = after_rounds(federation, state)
+            torch.testing.assert_close(state.full[ITEMS], ends[-1] + momentum * (ends[-1] - ends[-2]))
+
+
+def test_few_clients_take_at_once_the_step_that_momentum_would_come_to() -> None:
+    found = []
+    for momentum, server_lr in ((0.0, 1.0), (0.75, 0.25)):
+        changes = {"clients_per_round": 4, "server_momentum": momentum, "server_lr": server_lr}
+        federation, state = make_federation(tiny_data(2, USERS), newton(**changes))
+        found.append(after_rounds(federation, state, 3).full[ITEMS])
+    assert found[0].equal(found[1])
+
+
 def test_no_updates_leave_the_model() -> None:
     federation, state = make_federation(tiny_data(2, USERS), newton())
     after = federation.plan.algorithm.server_update(federation.plan, state, Aggregate())

@@ -109,6 +109,7 @@ def test_a_fleet_of_a_method_has_the_sizes_that_it_serves(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", [["recommend", "run"], ["export", "run", "--capacity", "1x"],
+                                     ["plan", "--data", "ml-100k"],
                                      ["server", "init", "fleet", "--host", "a.example", "--items", "9"]])  # fmt: skip
 def test_commands_take_a_plugin(command: list[str], tmp_path: Path) -> None:
     assert "missing.py" in fails(*command, "--plugin", str(tmp_path / "missing.py"))

@@ -106,6 +106,18 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
     assert local_fleet.server.settings().plain() | {"data": None} == local_fleet.settings.plain() | {"data": None}
 
 
+def test_more_nodes_than_users_are_refused_with_as_many_as_there_are(tmp_path: Path) -> None:
+    local_fleet, data = make_local_fleet(SMALL, "1x*19,4x,16x*2", tmp_path / "trial")
+    with pytest.raises(InvalidSettings, match="20 users for 22 nodes") as refused:
+        local_fleet.prepare(data)
+    assert not (tmp_path / "trial").exists()
+    found = re.search('--nodes "(.*)"', str(refused.value))
+    assert found is not None
+    local_fleet, data = make_local_fleet(SMALL, found[1], tmp_path / "trial")
+    local_fleet.prepare(data)
+    assert list(map(str, local_fleet.capacities)) == ["1x"] * 19 + ["4x"]
+
+
 def test_the_server_has_the_threads_of_a_simulation_and_devices_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_what_is_held_back_is_never_trained_on(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("item\n", "no interactions"), ("thing\n1\n", "columns thing"), ("item\n9\n", "not in the catalogue"),
-        ("item\n-1\n", "not in the catalogue"), ("user,item\na,\n", "without an item"), ("", "columns none"),
+        ("item\n-1\n", "not in the catalogue"), ("user,item\na,\n", "without an item"), ("", "which is empty"),
         ("item\n" + "9" * 400 + "\n", "not in the catalogue"), ("user,item,rating\na,1,good\n", "rating 'good'"),
     ],
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Every recipe is served: on its devices, from a history on the server, and by the example's loader without torch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,17 @@ def test_the_commands_serve_what_was_trained(fleet: tuple[Nodes, Path], tmp_path
     shown = works("node", "recommend", str(tmp_path), "--top", "3")
     assert shown.count("│") == 12
     assert f"Left out: the {len(own)} items" in shown
+    for given, count in ((ITEMS - 1, "159"), (ITEMS + 1, "161")):
+        (tmp_path / "catalogue.txt").write_text("".join(f"{item}\n" for item in range(given)))
+        refused = " ".join(fails("node", "recommend", str(tmp_path)).split())
+        assert f"{count} names, for a model of 160 items" in refused
+        assert "`fairfold node enrol TOKEN --server" in refused
+    (tmp_path / "catalogue.txt").write_text("".join(f"name {item}\n" for item in range(ITEMS)))
+    named = (tmp_path / "mine.csv").read_text()
+    (tmp_path / "mine.csv").write_text(re.sub(r"^1,", "1,name ", named, flags=re.MULTILINE))
+    assert "name " in works("node", "recommend", str(tmp_path))
+    (tmp_path / "mine.csv").write_text(named)
+    (tmp_path / "catalogue.txt").unlink()
     rated = nodes.world.clients.train.ratings is not None
     history = tmp_path / "history"
     history.write_text("#3 4\n#7 2\n" if rated else "#3\n#7\n")

@@ -12,8 +12,9 @@ alternating least squares (iALS), which needs tens of rounds in the place of hun
 change that clients send. Its Hessian is w·Σ u uᵀ + (1 − w)·Σ⁺ u uᵀ, where Σ⁺ is over the users of this item and w is
 the weight of the others. A d × d matrix for every item would be far more than a row, so Σ⁺ u uᵀ is taken to be c·Σ u uᵀ
 with c the share of users that have the item: what is left to send is one d × d matrix. It is exact for w = 1, where one
-step is the least-squares solution for all rows, and else errs towards the mean user. All of it is a sum over clients,
-in any subspace: the change of a slot is a mean over its items, so the step of a slot that whole rows share is the step
+step is the least-squares solution for all rows, and else errs towards the mean user: the more, the smaller w. Shorter
+steps with Nesterov's momentum make up for that without another statistic. All of it is a sum over clients, in any
+subspace: the change of a slot is a mean over its items, so the step of a slot that whole rows share is the step
 of that mean.
 
 **Few clients per round.** The least squares of one round's users alone would follow their noise and forget all others.
@@ -21,7 +22,8 @@ So each round's statistics, the Gram matrix and the right sides b = change + H v
 a = share / (1 − (1 − share)ᵗ): an update fades as fast as clients come by, and the first round counts whole.
 The right sides need not be kept. The rows solved the mean before, (H̄ + ridge) v = b̄, so the gradient of the old part
 vanishes, and the new solution is v + a·(H̄′ + ridge)⁻¹ (change − ridge v): a step of length a by the running mean of
-Gram matrices, which is all that the server keeps. If everybody takes part a is 1, and nothing is kept from before.
+Gram matrices, which is all that the server keeps. If everybody takes part a is 1, and nothing is kept but
+where the last step ended, for momentum; with fewer the step is at once what momentum would come to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +62,8 @@ GRAM = "user_gram"
 """Name of the sum of u uᵀ over users, which a Newton step needs."""
 SEEN = "seen"
 """Name of the sum of the weights of the rounds in the running mean: 1 − (1 − share)ᵗ."""
+REACHED = "reached"
+"""Name of the rows that the last Newton step reached, before momentum took them on."""
 EPSILON = 1e-9
 """Added to the Hessian, which is singular where there are fewer users than factors."""
 
@@ -74,11 +78,15 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         local_lr: Learning rate on the client.
         server_optimizer: ``"newton"``: a step to the least-squares solution of all item rows, with ``server_lr`` 1
             (docs/concepts.md); or an optimizer along the mean change.
+        server_momentum: Share of the last Newton step that is taken again (Nesterov's momentum), where all clients take
+            part: it makes up for the approximate Hessian (docs/concepts.md).
         item_ridge: Ridge of an item's vector, of a Newton step, for every root of the number of all interactions: noise
             grows with it (docs/concepts.md).
     """
 
-    ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | {"item_ridge": ("server_optimizer", (NEWTON,))}
+    ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | dict.fromkeys(
+        ("item_ridge", "server_momentum"), ("server_optimizer", (NEWTON,))
+    )
     serves_new_users: ClassVar[bool] = True
     times_median: ClassVar[float] = 10.0  # a user solved exactly moves more the more items they have
 
@@ -87,6 +95,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
     unobserved_weight: float = Field(0.5, gt=0, le=1)
     local_lr: float = Field(1.0, gt=0)
     server_optimizer: Literal["newton", "sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"  # type: ignore[assignment]
+    server_momentum: float = Field(0.0, ge=0, lt=1)
     item_ridge: float = Field(0.04, ge=0)
 
     def incompatibility(self, settings: Any) -> str | None:
@@ -136,13 +145,20 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         gram_matrix = outer.view(rows.shape[1], -1) / aggregate.weight
         users = max(float(plan.public.statistics[POPULATION][0]), 1.0)
         shares = (plan.public.statistics[COUNTS] / users).clamp(max=1).to(rows)
-        kept, rate = running_gram(
-            state.algorithm_state.get(NEWTON, {}), gram_matrix, self._participation(plan, aggregate)
-        )
+        before = state.algorithm_state.get(NEWTON, {})
+        share = self._participation(plan, aggregate)
+        kept, rate = running_gram(before, gram_matrix, share)
         ridges = self.row_ridges(shares, users)
         step = newton_step(rows, change, kept[GRAM], shares, self.unobserved_weight, ridges)
-        full = state.full | {name: (rows + self.server_lr * rate * step).view(-1)}
-        return State(full, state.round_number + 1, state.algorithm_state | {NEWTON: kept})
+        if share == 1 and self.server_momentum:
+            kept[REACHED] = rows.add(step, alpha=self.server_lr).view(-1)
+            last = before.get(REACHED, state.full[name])
+            moved = kept[REACHED].add(kept[REACHED] - last, alpha=self.server_momentum)
+        else:  # at once what momentum would come to
+            moved = rows.add(step, alpha=self.server_lr / (1 - self.server_momentum) * rate)
+        return State(
+            state.full | {name: moved.view(-1)}, state.round_number + 1, state.algorithm_state | {NEWTON: kept}
+        )
 
     def _participation(self, plan: Plan, aggregate: Aggregate) -> float:
         """Share of all clients, by weight, that took part in a round; 1 where all are asked and waited for."""

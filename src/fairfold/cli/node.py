@@ -227,7 +227,7 @@ def node_recommend(
     from fairfold.device.stored_model import MODEL_FILE, read_model
     from fairfold.errors import InvalidData, InvalidSettings
     from fairfold.flower.fleet.node import NodeFolder
-    from fairfold.flower.local_data import LocalFile
+    from fairfold.flower.local_data import LocalFile, read_item_names
 
     state = folder if (folder / MODEL_FILE).is_file() else folder / "state"
     catalogue = folder / "catalogue.txt"
@@ -239,9 +239,9 @@ def node_recommend(
     if data is None:
         remedy = f"Name the device's file: `fairfold node recommend {folder} --data FILE`."
         raise InvalidSettings(f"{folder}, which does not name its data", "--data", remedy)
-    names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue.is_file() else None
-    source = LocalFile(data, catalogue=catalogue if names is not None else None)
     model = read_model(state)
+    names = read_item_names(catalogue, model.items) if catalogue.is_file() else None
+    source = LocalFile(data, catalogue=catalogue if names is not None else None)
     histories = source.histories(model.items, ratings=model.kind == "ratings")
     if not histories:
         raise InvalidData(f"{data}, which holds no interactions", "at least one", "Check the file.")

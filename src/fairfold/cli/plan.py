@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairfold.cli.console import Terminal, make_table
-from fairfold.cli.options import Change, Data, Recipe, collect_changes, resolve_settings
+from fairfold.cli.options import Change, Data, Plugin, Recipe, collect_changes, resolve_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,7 @@ def plan(
     capacities: Annotated[str | None, typer.Option(help="With --data: sizes of the devices, e.g. 1x-4x-16x.")] = None,
     recipe: Recipe = None,
     change: Change = None,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
     mapping: Annotated[
         str, typer.Option(help="element, chunk or ranked. Default: chunk if --chunk is above 1, else element.")
     ] = "",

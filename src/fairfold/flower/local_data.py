@@ -174,7 +174,12 @@ class LocalFile:
             separator = max(",;\t", key=file.readline().count)
             file.seek(0)
             reader = csv.DictReader(file, delimiter=separator)
-            self._require_columns(path, set(reader.fieldnames or []), ratings)
+            if not reader.fieldnames:
+                remedy = (
+                    "Fill it, or name another: `fairfold node enrol TOKEN --server ADDRESS --data FILE --capacity 16x`."
+                )
+                raise InvalidData(f"{path}, which is empty", f"a line with the column {self.item!r}", remedy)
+            self._require_columns(path, set(reader.fieldnames), ratings)
             for row in reader:
                 yield row.get(self.user) or "", row.get(self.item), row[self.rating] if ratings else None
 
@@ -218,6 +223,19 @@ class LocalFile:
             needed = f"numbers from 0 to {num_items - 1}, or names listed in `catalogue`"
             raise InvalidData(given, needed, "Check the column, or bring the catalogue up to date.")
         return numbers
+
+
+def read_item_names(catalogue: Path, num_items: int) -> list[str]:
+    """The name of every item of a model, from the catalogue that the device got when it enrolled."""
+    names = catalogue.read_text(encoding="utf-8").splitlines()
+    if len(names) != num_items:
+        given = f"{catalogue} with {len(names):,} names, for a model of {num_items:,} items"
+        remedy = (
+            "Enrol again, in a new folder: `fairfold node enrol TOKEN --server ADDRESS --data FILE --capacity 16x "
+            "--folder NEW` fetches it."
+        )
+        raise InvalidData(given, "the catalogue of the model's server", remedy)
+    return names
 
 
 def node_partition(data: Dataset, context: Context) -> LocalData:

@@ -53,6 +53,9 @@ def test_a_device_enrols_only_with_the_server_its_token_names(
     (tmp_path / "other.csv").write_text("user;thing\n1;2\n")
     with pytest.raises(InvalidData, match="a column 'item'"):
         enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "other.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
+    (tmp_path / "other.csv").write_text("")
+    with pytest.raises(InvalidData, match=r"is empty.*`fairfold node enrol TOKEN --server"):
+        enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "other.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
     with pytest.raises(InvalidState, match="cannot be reached"):
         enrol(NodeFolder(tmp_path / "node", "localhost:9", node.data, "1x"), Token(b"s" * 16, AUTHORITY))
 

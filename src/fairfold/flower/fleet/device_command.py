@@ -73,15 +73,15 @@ def _recommend(given: argparse.Namespace) -> None:
     from fairfold.device.stored_model import read_model
     from fairfold.errors import InvalidData, InvalidSettings
     from fairfold.flower.fleet.node import NodeFolder
-    from fairfold.flower.local_data import LocalFile
+    from fairfold.flower.local_data import LocalFile, read_item_names
 
     node = NodeFolder.open(given.folder)
     catalogue = node.catalogue if node.catalogue.exists() else None
     model = read_model(node.state)
+    names = read_item_names(catalogue, model.items) if catalogue else None
     histories = LocalFile(node.data, catalogue=catalogue).histories(model.items, ratings=model.kind == "ratings")
     if given.user not in histories:
         raise InvalidData(f"user {given.user!r}", "a user of the device's file", "Name one with --user.")
-    names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue else None
     try:
         found = offline.recommend(node.state, model, given.user, histories[given.user], given.top)
     except NeedsWorker as left:

@@ -61,6 +61,7 @@ class LocalFleet:
         if data.held_out_users is not None:
             remedy = "Hold out interactions of every user: --split random, newest or newest-share."
             raise InvalidSettings("held-out users in a fleet", "devices that evaluate their own users", remedy)
+        self._require_users(data.num_users)
         rounds = {"half": self.half, "round_timeout": self.round_timeout, "wait_timeout": 300.0}
         options: dict[str, Any] = {"items": data.num_items, "rounds": rounds | {"min_nodes": self.min_nodes}}
         self.server = ServerFolder.create(self.folder / "server", self.settings, HOST, port=self.port, **options)
@@ -69,10 +70,18 @@ class LocalFleet:
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
             users = (groups == number).nonzero().flatten().tolist()
-            self.num_users.append(max(1, len(users)))
+            self.num_users.append(len(users))
             make_private_folder(self.node(number))
             for name, part in (("train.csv", data.train), ("test.csv", data.test)):
                 _write_interactions(self.node(number) / name, part, users)
+
+    def _require_users(self, users: int) -> None:
+        """Refuse more nodes than users: every node brings some."""
+        nodes = len(self.capacities)
+        if users < nodes:
+            fewer = ",".join(map(str, self.capacities[:users]))
+            given, remedy = f"{users} users for {nodes} nodes", f'Start fewer: --nodes "{fewer}".'
+            raise InvalidSettings(given, "a user per node", remedy)
 
     def node(self, number: int) -> Path:
         """The folder of a node."""
