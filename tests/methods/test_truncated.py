@@ -1,5 +1,7 @@
 """Models truncated to bytes: what a budget holds, and the candidates for dividing it."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +38,9 @@ def test_the_default_split_has_columns_by_users_and_enough_rows() -> None:
         assert len(shapes) == len(set(shapes)) >= 3
         first, *others = [fit_to_budget(budget, 3_450, 384, shape) for shape in shapes]
         assert first is not None
-        assert first.rows >= 0.3 * 3_450 or first.columns == 12
+        assert first.rows / 3_450 >= first.columns / 192 or first.columns == 12
+        wider = fit_to_budget(budget, 3_450, 384, replace(shapes[0], columns=2 * first.columns))
+        assert first.columns == 192 or wider is None or wider.rows / 3_450 < wider.columns / 192
         assert all(other is not None and other.rows >= 3_450 / 16 for other in others)
 
 

@@ -25,7 +25,8 @@ ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pa
 MANY_ROWS, MANY_USERS = 11_584, 2_048
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
-MIN_DEFAULT_ROWS, MIN_CANDIDATE_ROWS = 0.3, 1 / 16  # share of the rows that the default split, and others, have to hold
+MIN_CANDIDATE_ROWS = 1 / 16  # share of the rows that a candidate has to hold
+ALL_COLUMNS_ROWS = 0.3  # and that the default has to hold where it has all columns
 NEIGHBORS_PER_ITEM, MAX_NEIGHBOR_SHARE = 5, 1 / 3  # in the default split, unless they take more of the bytes
 CURVE = 16  # numbers of the popularity curve, a byte each
 BITS = (
@@ -99,10 +100,16 @@ def candidate_splits(
 
     # A column per 30 users, 48 at least; with few users one per 10, 24 at least: more would overfit.
     wanted = ALL_COLUMNS if users < HANDFUL_OF_USERS else max(users / 30, min(48, max(24, users / 10)))
-    first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
+    best = first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
     kept = neighbors if pair_bytes(neighbors * rows, rows) <= MAX_NEIGHBOR_SHARE * budget else 0
-    least = min(rows, MIN_DEFAULT_ROWS * max(rows, whole) / (2 if streamed else 1))
-    while first and rows_held(BudgetSplit(COLUMNS[first], neighbors=kept)) < least:
+    full = max(rows, whole) / (2 if streamed else 1)
+
+    def has_enough_rows(place: int) -> bool:
+        # At least the share that the columns are of those wanted: so neither is cut much more than the other.
+        share = ALL_COLUMNS_ROWS if users < HANDFUL_OF_USERS else COLUMNS[place] / COLUMNS[best]
+        return rows_held(BudgetSplit(COLUMNS[place], neighbors=kept)) >= min(rows, share * full)
+
+    while first and not has_enough_rows(first):
         first -= 1
     leading = BudgetSplit(COLUMNS[first], neighbors=kept)
     if rows > MANY_ROWS and users > MANY_USERS:

@@ -154,7 +154,7 @@ def test_no_row_is_of_an_item_that_no_client_uploads() -> None:
         assert head == cooccurrence.triangle_items(cooccurrence.triangle_size(whole) // share) < whole
         assert federation.plan.algorithm.upload_projection(federation.plan, 0).size == cooccurrence.triangle_size(head)  # type: ignore[attr-defined]
     assert candidate_splits(7_412, 437, 384, 6_040, whole=3_503)[0].columns == 24  # 437 rows of 24 columns in 4 bits
-    assert candidate_splits(7_412, 437, 384, 6_040)[0].columns == 96
+    assert candidate_splits(7_412, 437, 384, 6_040)[0].columns == 48
 
 
 def test_a_capacity_without_a_row_is_refused() -> None:

@@ -141,7 +141,7 @@ def test_a_task_without_the_rows_that_have_to_pass_by_is_refused() -> None:
 def test_small_clients_rank_better_and_the_largest_as_before() -> None:
     """Of planted tastes, whose items are not the popular ones alone; the report counts what passed by."""
     data = SyntheticDataset(users=300, items=200, interactions_per_user=25, seed=2).dataset()
-    keys: dict[str, Any] = {"capacities": "1x-16x", "rounds": 1, "evaluate_every": 1, "factors": 24}
+    keys: dict[str, Any] = {"capacities": "1x-64x", "rounds": 1, "evaluate_every": 1, "factors": 12}
     plain, streamed = (
         simulate(make_settings(algorithm={"kind": "co_occurrence", "streamed": way}, **keys), data=data)
         for way in (False, True)

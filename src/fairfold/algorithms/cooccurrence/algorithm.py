@@ -181,7 +181,9 @@ class CoOccurrence(
         if isinstance(privacy, SecurePrivacy):  # as many of every size as a sum has to hide
             smallest = min(fleet.shares) / sum(fleet.shares) if fleet.shares else 1 / len(plan.capacities)
             least = max(least, 2 * privacy.min_cohort / smallest)
-        return tuning.panel_share(rounds - 2 * schedule.parts, model_of(plan).num_known_users, least)
+        splits, candidate = self.tuning(plan).num_splits, schedule.candidate(round_number)
+        counts = (rounds - 2 * schedule.parts, splits, model_of(plan).num_known_users)
+        return tuning.panel_share(*counts, least, split=candidate is not None and candidate < splits)
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         schedule = self.tuning(plan).schedule

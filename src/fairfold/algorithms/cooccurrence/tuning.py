@@ -9,6 +9,7 @@ the default only where it is better by more than one or two standard errors over
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.cooccurrence.cooccurrence import UNIT, num_supported, owners_of
+from fairfold.algorithms.cooccurrence.schedule import TuningSchedule
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, ROWS, CoOccurrenceArchitecture, CoOccurrenceScorer
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
 from fairfold.methods.truncated import BudgetSplit, TruncatedSizes, candidate_splits, fit_to_budget
@@ -30,6 +32,7 @@ EXACT_USERS = 256  # users whose numbers, multiples of 2⁻¹⁶ up to 1, single
 VALIDATION_USERS = 5_000  # mean number of users that report on a candidate, of however many
 # Models that tuning sends to a client on the average, and the fewest clients that all candidates go to
 PANEL_MODELS, MIN_PANEL = 1.0, 64
+SOLVER_PANEL = 0.5  # part of these that get other solver settings, on which all sizes report together
 
 REPORT_SIZE = 4
 # Wire layout of a report: 1, the quality, its difference from the default's, and the square of that
@@ -37,9 +40,8 @@ REPORT_PROJECTION = LeadingBlock((REPORT_SIZE,), (REPORT_SIZE,))
 
 # Standard errors over users by which another split, or other solver settings, which change all models, must be better
 SPLIT_ERRORS, SOLVER_ERRORS = 1.5, 2.0
-
-# With so many twice the errors are asked for, as one of many is better by chance, and popularity weighs twice as much
-FEW_USERS = 100
+FEW_REPORTS = 30  # with so many twice the errors are asked for, as one of many is better by chance
+FEW_USERS = 100  # with so many popularity weighs twice as much
 
 
 class SolverScaling(NamedTuple):
@@ -77,51 +79,15 @@ SOLVER_CANDIDATES = (
 """What is tried, the settings as they are first; some switch a part off. Neighbors are switched off by a split."""
 
 
-def panel_share(rounds: int, clients: int, least: float) -> float:
-    """The share of clients that take part in so many rounds: one model to a client on the average, or the least."""
-    return min(1.0, max(PANEL_MODELS / rounds, least / max(clients, 1)))
+def panel_share(rounds: int, splits: int, clients: int, least: float, *, split: bool) -> float:
+    """The share of clients that get a candidate: one model on the average over the rounds, or as many as the least."""
+    share = PANEL_MODELS / max(1, splits + SOLVER_PANEL * max(0, rounds - splits))
+    return min(1.0, max(share * (1 if split else SOLVER_PANEL), least / max(clients, 1)))
 
 
 def popularity_factor(users: int) -> float:
     """How much more popularity weighs where there are few users: what they share is all that is certain."""
     return 1 + FEW_USERS / max(users, 1)
-
-
-@dataclass(frozen=True)
-class TuningSchedule:
-    """Which rounds upload nine tenths of the histories, which try a candidate, and which upload all."""
-
-    first: int  # rounds before the first candidate
-    num_candidates: int
-    parts: int = 1  # rounds in which one upload is sent
-
-    @classmethod
-    def of(cls, rounds: int, wanted: int, parts: int = 1) -> "TuningSchedule":
-        """Schedule as many candidates as leave an upload before them and one after; half of the others come before."""
-        count = max(0, min(wanted, rounds - 2 * parts))
-        return cls((rounds - count) // 2 if count else 0, count, parts)
-
-    def part(self, round_number: int) -> int:
-        """The part of the sum that is uploaded in a round."""
-        return (round_number - (self.end if round_number >= self.end else 0)) % self.parts
-
-    def uploads(self, round_number: int) -> bool:
-        """Whether clients have news in a round that tries no candidate: all parts of what they had not sent before."""
-        return round_number < self.parts or 0 <= round_number - self.end < self.parts
-
-    def completes(self, round_number: int, rounds: int) -> bool:
-        """Whether a round leaves no part of an upload to wait for before a model is solved for."""
-        ends = round_number + 1 in (self.first, rounds) or self.candidate(round_number) is not None
-        return ends or self.part(round_number) == self.parts - 1
-
-    def candidate(self, round_number: int) -> int | None:
-        """The candidate of a round; None where it tries none."""
-        return round_number - self.first if self.first <= round_number < self.end else None
-
-    @property
-    def end(self) -> int:
-        """The first round after the candidates."""
-        return self.first + self.num_candidates
 
 
 @dataclass(frozen=True)
@@ -152,7 +118,7 @@ def select_candidate(reports: Tensor, candidates: list[int], errors: float) -> T
             continue
         mean = better / users
         error = sqrt(max(squares / users - mean**2, 0.0) / (users - 1))
-        if mean > max(errors * (1 + FEW_USERS / users) * error, best.better):
+        if mean > max(errors * (1 + FEW_REPORTS / users) * error, best.better):
             best = TuningResult(place, mean, error, int(users))
     return best
 
@@ -183,13 +149,18 @@ class Tuning:
         return cls(budgets, splits, model.columns, schedule, sizes)
 
     @property
+    def num_splits(self) -> int:
+        """The first candidates: the default, and other splits."""
+        return max(map(len, self.splits))
+
+    @property
     def _num_candidates(self) -> int:
-        return max(map(len, self.splits)) + len(SOLVER_CANDIDATES) - 1
+        return self.num_splits + len(SOLVER_CANDIDATES) - 1
 
     @property
     def _solver_candidates(self) -> list[int]:
         """Numbers of the candidates with other solver settings; that of the default is 0."""
-        return [0, *range(max(map(len, self.splits)), self._num_candidates)]
+        return [0, *range(self.num_splits, self._num_candidates)]
 
     def request(self, round_number: int, users: float) -> list[float]:
         """What clients are asked in a round: share of a history to upload, candidate, share of users that report.
@@ -210,12 +181,35 @@ class Tuning:
 
     def results(self, reports: Mapping[str, Tensor]) -> tuple[list[TuningResult], TuningResult]:
         """The split that was chosen for every size, and the solver settings for all."""
+        totals = self._totals(reports)
+        splits = [select_candidate(of, list(range(len(of))), SPLIT_ERRORS) for of in self._shared_totals(totals)]
+        return splits, select_candidate(totals.sum(0), self._solver_candidates, SOLVER_ERRORS)
+
+    def sources(self, reports: Mapping[str, Tensor]) -> list[int]:
+        """The size whose split each size takes: its own, or that of the next smaller one, which surely ranks better."""
+        shared, found = self._shared_totals(self._totals(reports)), list(range(len(self.budgets)))
+        validated = [of[result.chosen].tolist() for of, result in zip(shared, self.results(reports)[0], strict=True)]
+        smallest_first = sorted(found, key=self.budgets.__getitem__)
+        for smaller, size in pairwise(smallest_first):
+            (users, quality, *_), (others, theirs, *_) = validated[size], validated[found[smaller]]
+            least = min(users, others)
+            if least < 2 or self.budgets[smaller] == self.budgets[size]:
+                continue
+            mine, better = quality / users, theirs / others
+            # Both sizes' users report, and of a number from 0 to 1 the variance is at most that of a coin.
+            error = sqrt(mine * (1 - mine) / users + better * (1 - better) / others)
+            if better - mine > SOLVER_ERRORS * (1 + FEW_REPORTS / least) * error:
+                found[size] = found[smaller]
+        return found
+
+    def _totals(self, reports: Mapping[str, Tensor]) -> Tensor:
         totals = torch.zeros(len(self.splits), self._num_candidates, REPORT_SIZE, dtype=torch.float64)
         for size, report in reports.items():
             totals[int(size)] += report.view(-1, REPORT_SIZE)
-        shared = [self._shared_reports(totals, sizes) for sizes in self.sizes]
-        splits = [select_candidate(reports, list(range(len(reports))), SPLIT_ERRORS) for reports in shared]
-        return splits, select_candidate(totals.sum(0), self._solver_candidates, SOLVER_ERRORS)
+        return totals
+
+    def _shared_totals(self, totals: Tensor) -> list[Tensor]:
+        return [self._shared_reports(totals, sizes) for sizes in self.sizes]
 
     def _shared_reports(self, totals: Tensor, mine: list[TruncatedSizes | None]) -> Tensor:
         """Reports on some models, of all sizes with the same default that tried the same."""
@@ -228,11 +222,13 @@ class Tuning:
 
     def splits_in(self, round_number: int, reports: Mapping[str, Tensor]) -> dict[int, BudgetSplit]:
         """The split of every budget in a round: the candidate, or what was chosen."""
-        places = [self.schedule.candidate(round_number) or 0] * len(self.splits)
         if round_number >= self.schedule.end:
             places = [result.chosen for result in self.results(reports)[0]]
-        sizes = zip(self.budgets, self.splits, places, strict=True)
-        return {budget: splits[place if place < len(splits) else 0] for budget, splits, place in sizes}
+            chosen = [self.splits[size][places[size]] for size in self.sources(reports)]
+        else:
+            place = self.schedule.candidate(round_number) or 0
+            chosen = [splits[place if place < len(splits) else 0] for splits in self.splits]
+        return dict(zip(self.budgets, chosen, strict=True))
 
     def solver_in(self, round_number: int, reports: Mapping[str, Tensor]) -> tuple[SolverScaling, int]:
         """Solver settings and columns of the model of a round; without neighbors where no client holds any."""
@@ -264,8 +260,10 @@ class Tuning:
             return []
         of_splits, of_solver = self.results(reports)
         notes = [f"{solver.description()}: {of_solver.description(len(SOLVER_CANDIDATES))}."]
-        for name, projections, splits, result in zip(names, held, self.splits, of_splits, strict=True):
-            notes.append(f"{name}: {_description(projections)}, {result.description(len(splits))}.")
+        for size, source in enumerate(self.sources(reports)):
+            why = of_splits[size].description(len(self.splits[size]))
+            why = why if source == size else f"the split of {names[source]}, which ranks better than its own"
+            notes.append(f"{names[size]}: {_description(held[size])}, {why}.")
         return notes
 
 
