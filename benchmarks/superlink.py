@@ -4,6 +4,7 @@
     python benchmarks/superlink.py idle --nodes 1000 5000 --processes 12      # with cores for those who ask
     python benchmarks/superlink.py requests                  # and by what they ask
     python benchmarks/superlink.py nodes --connected 1000 10000 100000
+    python benchmarks/superlink.py status --connected 10000  # `fairfold server status`, as it is typed
     python benchmarks/superlink.py replies --devices 3 --megabytes 0.1 1 10
 
 The server is real: a SuperLink behind the gateway, TLS on loopback, keys, SQLite. Idle devices send what
@@ -19,6 +20,7 @@ import resource
 import socket
 import ssl
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -251,15 +253,8 @@ def nodes(many: int) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         state, _ = registered(Path(place), 0)
-        now = "2026-01-01T00:00:00+00:00"
-        rows = [
-            {"node_id": number, "owner_aid": "", "owner_name": "", "status": "online", "registered_at": now,
-             "last_activated_at": now, "online_until": 1e12, "heartbeat_interval": 30.0,
-             "public_key": b"%0215d" % number}
-            for number in range(1, many + 1)
-        ]  # fmt: skip
         with state.session() as session:
-            session.execute(insert(Node), rows)
+            session.execute(insert(Node), node_rows(many))
         began = time.process_time()
         try:
             found = len({one.node_id for one in state.get_node_info(statuses=["online"])})
@@ -268,6 +263,38 @@ def nodes(many: int) -> None:
             words = f"refused: {type(error).__name__}: {str(error)[:60]}"
         size = (Path(place) / "state.db").stat().st_size / 1e6
         print(f"{many:>8,} connected: {words}, state.db {size:.0f} MB")
+
+
+def status(many: int) -> None:
+    """What `fairfold server status` takes as it is typed, for a server with so many devices."""
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from sqlalchemy import insert
+
+    def spent() -> float:
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime + seconds_of(program.pid)
+
+    with tempfile.TemporaryDirectory() as place, serving(Path(place), 0) as (server, program, _):
+        state, _ = registered(server.folder, 0)
+        with state.session() as session:
+            session.execute(insert(Node), node_rows(many))
+        for options in ([], [], [], ["--json"]):
+            began, before = time.monotonic(), spent()
+            command = [sys.executable, "-m", "fairfold", "server", "status", str(server.folder), *options]
+            printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            took = f"{time.monotonic() - began:.2f} s, {spent() - before:.2f} s of processor time with the server's"
+            print(f"{many:>8,} devices: {' '.join(['status', *options])} in {took}, {len(printed):,} characters")
+
+
+def node_rows(many: int) -> list[dict[str, Any]]:
+    """Rows of so many connected nodes in Flower's table."""
+    now = "2026-01-01T00:00:00+00:00"
+    return [
+        {"node_id": number, "owner_aid": "", "owner_name": "", "status": "online", "registered_at": now,
+         "last_activated_at": now, "online_until": 1e12, "heartbeat_interval": 30.0,
+         "public_key": b"%0215d" % number}
+        for number in range(1, many + 1)
+    ]  # fmt: skip
 
 
 def replies(megabytes: float, devices: int, rounds: int) -> None:
@@ -315,6 +342,8 @@ def main() -> None:
     one.add_argument("--at-once", type=int, default=30)
     one = what.add_parser("nodes")
     one.add_argument("--connected", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    one = what.add_parser("status")
+    one.add_argument("--connected", type=int, nargs="+", default=[10_000])
     one = what.add_parser("replies")
     one.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 1.0, 10.0])
     one.add_argument("--devices", type=int, default=3)
@@ -334,7 +363,7 @@ def main() -> None:
             idle(many, given.processes, given.threads, given.arrive, given.settle)
         return
     for many in given.connected:
-        nodes(many)
+        (status if given.what == "status" else nodes)(many)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fairfold.cli.console import Terminal, make_table
 from fairfold.cli.options import Change, Data, Plugin, Recipe, collect_changes, resolve_settings
-from fairfold.cli.server import require_flower
+from fairfold.cli.server import more_evaluations, require_flower
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -68,9 +68,9 @@ def federate(
     resolved = resolve_settings(None, recipe, changes)
     settings = resolved.settings
     if "rounds" not in SettingsRules.of(settings.algorithm).fixed_settings(settings).get("run", {}):
-        short = {"run.rounds": ROUNDS, "run.evaluate_every": changes.get("run.rounds", ROUNDS)}
-        resolved = resolve_settings(None, recipe, short | changes)
+        resolved = resolve_settings(None, recipe, {"run.rounds": ROUNDS} | changes)
         settings = resolved.settings
+        settings = settings.with_changes(more_evaluations(settings, changes))
     console.echo(resolved.source)
     folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
     if folder.exists() and any(folder.iterdir()):

@@ -1,7 +1,7 @@
 """``fairfold server``: the server of a fleet."""
 
 import json
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,16 @@ def require_flower() -> None:
 
     if importlib.util.find_spec("flwr") is None:
         raise InvalidSettings("a fleet, which needs Flower", "the extra 'flower'", install_hint("flower"))
+
+
+def more_evaluations(settings: "Settings", changes: Mapping[str, Any]) -> dict[str, int]:
+    """The change to at least eight evaluations of a run, for its page, where nothing else was asked for or decided."""
+    from fairfold.federation.algorithm import SettingsRules
+
+    decided = SettingsRules.of(settings.algorithm).fixed_settings(settings).get("run", {})
+    if "run.evaluate_every" in changes or "evaluate_every" in decided:
+        return {}
+    return {"run.evaluate_every": min(settings.run.evaluate_every, max(1, settings.run.rounds // 8))}
 
 
 @server.command()
@@ -77,6 +87,7 @@ def init(
     asked = any(key.partition(".")[0] == "privacy" for key in changes)
     resolved = resolve_settings(None, recipe, changes)
     settings = resolved.settings
+    settings = settings.with_changes(more_evaluations(settings, changes))
     console.echo(resolved.source)
     named: dict[str, Any] = {"items": items or 0, "catalogue": catalogue, "operator": operator}
     made = ServerFolder.create(folder, settings, host, port=port, privacy=asked, **named)
@@ -213,7 +224,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
     Examples:
         fairfold server status fleet
     """
-    current = open_server(folder).status()
+    current = open_server(folder).status(rows=as_json)
     if as_json:
         typer.echo(json.dumps(current))
         return
@@ -247,8 +258,8 @@ def _table(status: dict[str, Any]) -> Any:
     table.add_row("server", "running" if status["running"] else f"[yellow]not running[/yellow]: {status['message']}")
     table.add_row("catalogue", f"{status['items']:,} items")
     if status["running"]:
-        states = Counter(node["state"] for node in status["nodes"])
-        table.add_row("devices", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none")
+        states = sorted(status["states"].items())
+        table.add_row("devices", ", ".join(f"{count:,} {state}" for state, count in states) or "none")
         table.add_row("invitations", ", ".join(f"{count} {state}" for state, count in status["invites"].items()))
     table.add_row("privacy", " ".join(status["privacy"]).removeprefix("Privacy: "))
     run = status["run"]

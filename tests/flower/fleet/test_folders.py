@@ -306,3 +306,20 @@ def test_catalogues_without_a_name_for_every_item_are_refused(text: str, tmp_pat
     (tmp_path / "items.csv").write_text(text)
     with pytest.raises(InvalidData, match="name"):
         read_catalogue(tmp_path / "items.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "every"),
+    [
+        ([], 2),  # of 16 rounds
+        (["--set", "run.rounds=5"], 1),
+        (["--set", "run.evaluate_every=16"], 16),
+        (["--recipe", "paper"], 10),  # its own are more
+        (["--set", "privacy.level=private"], 1),  # one round, which the algorithm decides
+    ],
+)
+def test_a_new_fleet_is_evaluated_often_enough_to_be_watched(tmp_path: Path, options: list[str], every: int) -> None:
+    words = ["server", "init", str(tmp_path / "x"), "--host", "localhost", "--items", "60", *options]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    assert ServerFolder.open(tmp_path / "x").settings().run.evaluate_every == every

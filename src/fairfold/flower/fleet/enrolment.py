@@ -8,6 +8,7 @@ import json
 import logging
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +64,7 @@ class Enrolment:
             API_PREFIX + "enrol": Route("POST", self.enrol),
             API_PREFIX + "roster": Route("GET", self.send_roster),
             API_PREFIX + "nodes": Route("GET", self.nodes, control=True),
+            API_PREFIX + "states": Route("GET", self.states, control=True),
             API_PREFIX + "runs": Route("GET", self.runs, control=True),
         }
 
@@ -136,6 +138,11 @@ class Enrolment:
             for one in state.get_node_info()
         ]
         return HttpResponse(200, {"nodes": nodes, "invites": self.invitations.counts()})
+
+    def states(self, state: Any, _body: bytes) -> HttpResponse:
+        """The number of registered nodes in each state, and of invitations."""
+        states = Counter(one.status for one in state.get_node_info())
+        return HttpResponse(200, {"states": dict(states), "invites": self.invitations.counts()})
 
     def runs(self, state: Any, _body: bytes) -> HttpResponse:
         """The most recent runs."""

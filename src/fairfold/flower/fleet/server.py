@@ -15,7 +15,6 @@ import re
 import secrets
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -111,6 +110,7 @@ class ServerFolder(FleetFolder):
         config = {"superlink": {FLOWER_CONNECTION: connection}}
         write_atomically(folder / "home" / "config.toml", tomli_w.dumps(config).encode())
         server.save()
+        server.cached_privacy_notes()  # now, where the settings are loaded: it takes seconds in a new process
         return server
 
     def settings(self, rounds: int = 0) -> Settings:
@@ -231,7 +231,7 @@ class ServerFolder(FleetFolder):
             time.sleep(pause)
 
     def request(self, resource: str) -> dict[str, Any]:
-        """The ``nodes`` or ``runs`` of the running server."""
+        """The ``nodes``, their ``states`` or the ``runs`` of the running server."""
         try:
             with contextlib.closing(ServerConnection(f"{LOOPBACK}:{self.port}", self.authority)) as connection:
                 headers = {HEADER: read_secret(self.control)}
@@ -242,7 +242,7 @@ class ServerFolder(FleetFolder):
 
     def nodes_by_state(self) -> dict[str, int]:
         """The number of nodes in each of Flower's states: online, offline, registered."""
-        return dict(Counter(node["state"] for node in self.request("nodes")["nodes"]))
+        return dict(self.request("states")["states"])
 
     def count_online(self) -> tuple[int, int]:
         """The number of connected nodes, and of all enrolled ones."""
@@ -266,8 +266,8 @@ class ServerFolder(FleetFolder):
                 found |= {int(row["round"]): values} if "server" in values else {}
         return found
 
-    def status(self) -> dict[str, Any]:
-        """The server's status from its folder and, where it is running, from itself."""
+    def status(self, *, rows: bool = False) -> dict[str, Any]:
+        """The server's status from its folder and, where it is running, from itself; with ``rows`` each node's."""
         done = self.completed_rounds()
         run: dict[str, Any] = {"rounds": done[-1][0] if done else 0, "result": (self.run / "result.json").exists()}
         evaluated = self.qualities()
@@ -278,7 +278,7 @@ class ServerFolder(FleetFolder):
         status = {"server": f"{self.host}:{self.port}", "items": self.items, "running": True, "run": run}
         status["privacy"] = self.cached_privacy_notes()
         try:
-            return status | self.request("nodes") | self.request("runs")
+            return status | self.request("nodes" if rows else "states") | self.request("runs")
         except InvalidState as error:
             return status | {"running": False, "message": error.given}
 

@@ -231,6 +231,7 @@ class TrainingLauncher:
                 if time.monotonic() - last_response > STABLE_SECONDS:
                     return str(error)
             follower.show_new()
+            self.server.cached_privacy_notes()  # here, so that `server status` need not load what they take
             if ended is not None:
                 return None if ended["end"] == "completed" else f"{ended['end']}: {ended['details']}"
             time.sleep(1.0)
