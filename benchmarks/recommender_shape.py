@@ -54,7 +54,7 @@ def cut(
     assert found is not None
     rows = QuantizedRows(held.tables[ROWS], (found.rows, FACTORS + found.columns), found.bits)
     lists = {
-        name: QuantizedPairs(held.dense[name], (min(many, held.dense[name][0]), 3), held.head)
+        name: QuantizedPairs(held.dense[name], (min(many, held.dense[name][0]), 3), held.head, name == NEIGHBORS)
         for name, many in ((PAIRS, found.pairs), (NEIGHBORS, found.neighbors))
     }
     listed, near = (of.reduce(model[name].float().view(-1)).view(-1, 3) for name, of in lists.items())

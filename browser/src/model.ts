@@ -8,6 +8,7 @@ export interface Held {
   kept: [number, number];
   bits: number;
   items: number;
+  directed: boolean;
 }
 export type Projections = Record<string, Held>;
 export const ROWS = "rows", PAIRS = "pairs", NEIGHBORS = "neighbors", POPULARITY = "popularity";
@@ -24,14 +25,20 @@ export function packedBytes(held: Held): number {
       throw invalid("rows of other bits than 2 to 8");
     return count * (FACTORS + Math.ceil(((columns - FACTORS) * held.bits) / 8));
   }
-  if (held.kind !== "quantized pairs" || columns !== 3 || !Number.isInteger(held.items) || held.items < 1 || held.items > MAX_ITEMS)
+  const { items, directed } = held;
+  if (held.kind !== "quantized pairs" || typeof directed !== "boolean" || columns !== 3 || !Number.isInteger(items) || items < 1 || items > MAX_ITEMS)
     throw invalid("a tensor of unknown kind");
-  const width = itemBytes(held.items);
-  return count ? 4 + (width + 1) * count + Math.min(held.items, width * count) : 0;
+  return count && pairPlaces(held).end;
 }
 
-// Bytes of the number of one of so many items in a list of pairs.
-const itemBytes = (items: number): number => (items <= 1 << 16 ? 2 : 3);
+// Of a list of pairs: the low bits of a position, and where low bits, bitmap and end are.
+function pairPlaces({ kept: [count], items, directed }: Held): { low: number; lows: number; bitmap: number; end: number } {
+  const positions = directed ? items * items : (items * (items + 1)) / 2;
+  let low = 0;
+  while (count && count * 2 ** (low + 1) <= positions) low++;
+  const lows = 64 + Math.ceil(count / 2), bitmap = lows + Math.ceil((count * low) / 8);
+  return { low, lows, bitmap, end: bitmap + Math.ceil((count + Math.floor((positions - 1) / 2 ** low)) / 8) };
+}
 
 interface Rows {
   into: Float64Array;
@@ -60,28 +67,25 @@ function parseRows(content: Uint8Array, held: Held): Rows {
 
 // A list of pairs: a rarer item, another one, and a value; those of an item with itself are left out.
 function parsePairs(content: Uint8Array, held: Held): { first: Int32Array; second: Int32Array; value: Float32Array } {
-  const count = held.kept[0], { items } = held, width = itemBytes(items);
+  const count = held.kept[0], { items, directed } = held, { low, lows, bitmap, end } = pairPlaces(held);
   const first = new Int32Array(count), second = new Int32Array(count), value = new Float32Array(count);
-  if (!count) return { first, second, value };
-  const view = new DataView(content.buffer, content.byteOffset, content.byteLength);
-  const unit = Math.fround(view.getFloat32(0, true) / 127);
-  if (!Number.isFinite(unit)) throw invalid("NaN or infinity");
-  const isCounted = items < width * count, end = 4 + (isCounted ? items : width * count);
-  const itemAt = (at: number): number => view.getUint16(at, true) + (width > 2 ? content[at + 2]! << 16 : 0);
-  if (isCounted) {
-    // Of counts that do not fit: no pairs.
-    for (let item = 0, at = 0; item < items && at < count; item++)
-      for (let left = content[4 + item]!; left-- && at < count; ) first[at++] = item;
-  } else for (let at = 0; at < count; at++) first[at] = itemAt(4 + width * at);
-  let kept = 0;
-  for (let at = 0; at < count; at++) {
-    const one = first[at]!, other = itemAt(end + width * at);
-    if (Math.max(one, other) >= items) throw invalid("a list of pairs of unknown items");
-    if (one === other) continue;
-    first[kept] = one;
+  const view = new DataView(content.buffer, content.byteOffset), bit = (at: number): number => (content[at >> 3]! >> (at & 7)) & 1;
+  const damaged = (): Error => invalid("a damaged list of pairs");
+  let kept = 0, place = 0;
+  for (let at = 8 * bitmap; count && at < 8 * end; at++) {
+    if (!bit(at)) continue;
+    let position = (at - 8 * bitmap - place) * 2 ** low;
+    for (let b = 0; b < low; b++) position += bit(8 * lows + low * place + b) * 2 ** b;
+    const rarer = Math.floor(directed ? position / items : (Math.sqrt(8 * position + 1) - 1) / 2);
+    const other = position - rarer * (directed ? items : (rarer + 1) / 2);
+    const level = view.getFloat32(4 * ((content[64 + (place >> 1)]! >> (4 * (place & 1))) & 15), true);
+    if (++place > count || rarer >= items || !Number.isFinite(level)) throw damaged();
+    if (rarer === other) continue;
+    first[kept] = rarer;
     second[kept] = other;
-    value[kept++] = view.getInt8(end + width * count + at) * unit;
+    value[kept++] = level;
   }
+  if (place < count) throw damaged();
   return { first: first.subarray(0, kept), second: second.subarray(0, kept), value: value.subarray(0, kept) };
 }
 

@@ -11,7 +11,7 @@ import type { Identity, Store } from "./state";
 import { rounded } from "./uploads";
 
 export { refuse };
-const MAGIC = utf8("fairsum"), VERSION = 3, PROTOCOL = 9;
+const MAGIC = utf8("fairsum"), VERSION = 3, PROTOCOL = 10;
 const POINT = 49, KEY = 32, SIGNATURE = 64, CERTIFICATE = 96, DIGEST = 32, SEALED = 2 * SHARE_BYTES + 16;
 const SEED = 0, MASK_KEY = 1, MAX_CLIENTS = 1 << 16, MAX_SEGMENTS = 4096, MAX_SIZES = 256, MAX_LENGTH = 2 ** 34;
 const SESSION = 1, ADVERT = 2, COHORT = 3, SHARES = 4, DELIVERY = 5, MASKED = 6, SURVIVORS = 7, SIGNED = 8, SIGNATURES = 9, REVEALED = 10;

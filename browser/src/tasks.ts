@@ -11,8 +11,8 @@ import {
 } from "./state";
 import { report, triangleItems, partSize, upload, type Part, type UserHistory } from "./uploads";
 
-export const VERSION = 9;
-const MODEL_FORMAT = "7", MAX_HEAD = 2 ** 24, MAX_ITEMS = 2 ** 32, MAX_TEXT = 1 << 16, WINDOW = 1 << 18;
+export const VERSION = 10;
+const MODEL_FORMAT = "8", MAX_HEAD = 2 ** 24, MAX_ITEMS = 2 ** 32, MAX_TEXT = 1 << 16, WINDOW = 1 << 18;
 const AMOUNT = /^(\d+(?:\.\d+)?|\.\d+)\s*(x|×|b|[kmgt]i?b)$/i;
 
 interface Task {

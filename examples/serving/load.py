@@ -14,13 +14,24 @@ def load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
+def unpack(content: Any, count: int, bits: int) -> Any:
+    digits = np.unpackbits(content, bitorder="little")[: count * bits].reshape(count, bits)
+    return (digits.astype(np.int64) << np.arange(bits)).sum(1)
+
+
 def pair_list(tensors: dict[str, Any], metadata: dict[str, Any], name: str, items: int) -> list[Any]:
-    if not (num_pairs := metadata["projections"].get(name, {"kept": [0]})["kept"][0]):
+    facts = metadata["projections"].get(name, {"kept": [0]})
+    if not (n := facts["kept"][0]):
         return [np.empty(0, int), np.empty(0, int), np.empty(0)]
-    content, end = tensors[name], 4 + min(items, 2 * num_pairs)
-    unit = float(content[:4].copy().view("<f4")[0]) / 127
-    j = np.repeat(np.arange(items), content[4:end]) if items < 2 * num_pairs else content[4:end].copy().view("<u2")
-    return [j, content[end : end + 2 * num_pairs].copy().view("<u2"), content[end + 2 * num_pairs :].view("i1") * unit]
+    content, square = tensors[name], facts["directed"]
+    low = max(0, ((items * items if square else items * (items + 1) // 2) // n).bit_length() - 1)
+    starts = np.cumsum([64, (n + 1) // 2, (n * low + 7) // 8])
+    levels, codes, lows, bitmap = np.split(content, starts)
+    high = np.flatnonzero(np.unpackbits(bitmap, bitorder="little")) - np.arange(n)
+    position = (high << low) + unpack(lows, n, low)
+    j = position // items if square else ((np.sqrt(8 * position + 1) - 1) // 2).astype(int)
+    i = position - (j * items if square else j * (j + 1) // 2)
+    return [j, i, levels.copy().view("<f4")[unpack(codes, n, 4)]]
 
 
 def recommend(tensors: dict[str, Any], metadata: dict[str, Any], history: list[int], top: int = 10) -> list[Any]:
@@ -29,9 +40,8 @@ def recommend(tensors: dict[str, Any], metadata: dict[str, Any], history: list[i
     codes, w = np.zeros((items, 2)), np.zeros((items, width - 2))
     codes[:known] = content[: 2 * known].reshape(known, 2)
     a, b = np.where(codes > 0, np.exp((codes - 208) / 16), 0).T
-    digits = np.unpackbits(content[2 * known :].reshape(known, -1), axis=1, bitorder="little")
-    digits = digits[:, : (width - 2) * bits].reshape(known, width - 2, bits)
-    w[:known] = (digits << np.arange(bits)).sum(2) - (2.0 ** (bits - 1) - 1)
+    for row, numbers in enumerate(content[2 * known :].reshape(known, -1)):
+        w[row] = unpack(numbers, width - 2, bits) - (2.0 ** (bits - 1) - 1)
     names = tensors.get("leading", np.arange(items))
     has = np.isin(names, history)
     score = np.where(np.arange(items) < known, b * (w @ ((has * a) @ w)), -np.inf)

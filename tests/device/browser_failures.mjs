@@ -263,7 +263,7 @@ await during("rows that pass by", async () => {
   const store = await newStore(), { message } = steps.find(({ kind }) => kind === "train"), objects = new Map(Object.entries(message.objects).map(([id, one]) => [id, unbase64(one)]));
   const records = globalThis.fairfold.parseRecords(message.id, objects), before = store.kept();
   records.facts.context = JSON.stringify({ ...JSON.parse(records.facts.context), stream: { kind: "quantized rows" } });
-  for (const [kind, given] of [["train", records], ["query.rows", { facts: { version: 9 }, arrays: {}, coded: {} }]]) {
+  for (const [kind, given] of [["train", records], ["query.rows", { facts: { version: 10 }, arrays: {}, coded: {} }]]) {
     const error = await new Device(store).reply(kind, given).catch((one) => one);
     check(`${kind}: a sentence`, error.message, "a run with rows that pass by; needed: one of the default algorithm, which a browser computes. Use `fairfold node` for this run.");
   }

@@ -26,7 +26,7 @@ gc();
 look();
 const loaded = peak, rows = new Uint8Array(ITEMS * (COLUMNS + 2)).map((_, place) => (place * 7919) % 254);
 for (let row = 0; row < ITEMS; row++) rows[2 * row + 1] = 200;
-const pairs = { kind: "quantized pairs", shape: [1000, 3], kept: [0, 3], items: ITEMS };
+const pairs = { kind: "quantized pairs", shape: [1000, 3], kept: [0, 3], items: ITEMS, directed: false };
 const projections = {
   rows: { kind: "quantized rows", shape: [ITEMS, COLUMNS + 2], kept: [ITEMS, COLUMNS + 2], bits: 8 }, pairs,
   popularity: { kind: "quantized rows", shape: [8, 2], kept: [8, 2], bits: 8 },
@@ -36,7 +36,7 @@ const settings = {
   subspace: { reference_factors: COLUMNS }, run: { top: 20 },
 };
 const facts = {
-  version: 9, round: 1, items: ITEMS, run: "1", update_id: "2", acknowledged_id: "0", numbering: "0", scales: [1], evaluate: true,
+  version: 10, round: 1, items: ITEMS, run: "1", update_id: "2", acknowledged_id: "0", numbering: "0", scales: [1], evaluate: true,
   settings: JSON.stringify(settings), projections: JSON.stringify(projections), context: JSON.stringify({ sum: { kept: [(ITEMS * (ITEMS + 1)) / 2] } }),
 };
 const started = performance.now(), device = new fairfold.Device(store, async () => look());

@@ -120,8 +120,25 @@ await during("uploads", async () => {
   }
 });
 
+const refusal = (make) => {
+  try {
+    return make() && "none";
+  } catch ({ kind }) {
+    return kind;
+  }
+};
+
 await during("models", async () => {
-  const { items, cases } = read("models");
+  const { items, cases, lists } = read("models");
+  for (const { tensors, projections, pair_weight, histories } of lists) {
+    const coded = Object.fromEntries(Object.entries(tensors).map(([name, text]) => [name, unbase64(text)]));
+    const made = () => new device.DeviceModel(coded, projections, pair_weight), count = projections.rows.shape[0];
+    for (const { rows, items, scores } of histories) {
+      const found = made().scores(rows, count);
+      check(`pairs of ${rows} of ${count}`, items.map((item) => found[item]), scores, 1e-6);
+    }
+    if (!histories.length) check(`damaged pairs of ${count}`, refusal(made), "InvalidMessage");
+  }
   for (const { file, leading, histories } of cases) {
     const { tensors, metadata } = await device.parseModel(unbase64(file)), settings = JSON.parse(metadata.settings);
     const coded = Object.fromEntries(Object.entries(tensors).map(([name, { bytes }]) => [name, bytes]));
@@ -140,7 +157,7 @@ await during("signed", async () => {
   const { signer, messages } = read("signed"), { cases } = read("models"), store = new Memory();
   await store.put({ device: { id: "1", capacity: "1x", level: "plain", minCohort: 100, modelSigner: signer } });
   for (const { what, file, facts, stored } of messages) {
-    const content = unbase64(cases[file].file), before = await store.get("model"), message = { facts: { version: 9, ...facts }, arrays: { file: content }, coded: {} };
+    const content = unbase64(cases[file].file), before = await store.get("model"), message = { facts: { version: 10, ...facts }, arrays: { file: content }, coded: {} };
     check(what, await new device.Device(store).reply("query.model", message).then(() => true, () => false), stored);
     if (stored) check(`${what}: stored`, base64((await store.get("model")).file), cases[file].file);
     else check(`${what}: the stored one stays`, await store.get("model"), before);

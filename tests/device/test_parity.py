@@ -244,7 +244,7 @@ def test_fair_without_the_library_is_trained_by_the_worker_and_its_model_stored_
 
 def test_other_algorithms_are_left_to_the_worker(tmp_path: Path) -> None:
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
-    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings(algorithm="closed_form")))}
+    facts = {"version": 10, "settings": json.dumps(client_settings(make_settings(algorithm="closed_form")))}
     for kind in ("train", "evaluate", "query.statistics", "query.unknown"):
         with pytest.raises(NeedsWorker):
             device.reply(kind, {"fairfold": facts})
@@ -255,7 +255,7 @@ def test_a_device_that_has_taken_part_in_secure_sums_replies_to_no_plain_request
     (tmp_path / "mine.csv").write_text("user,item\na,1\n")
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
     device.folder.mkdir()
-    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings())), "items": 9, "start": 0, "stop": 9}
+    facts = {"version": 10, "settings": json.dumps(client_settings(make_settings())), "items": 9, "start": 0, "stop": 9}
     assert device.reply("query.statistics", {"fairfold": facts})["arrays"]["users"].tolist() == [1, 1, 1]
     remember_privacy(device.folder, "secure")
     with pytest.raises(RequestRefused, match="without masks"):

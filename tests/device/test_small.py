@@ -59,7 +59,7 @@ def test_a_device_needs_little_disk_beside_python() -> None:
 
 
 def test_records_are_flower_s_byte_for_byte() -> None:
-    facts = {"version": 9, "minus": -3, "yes": True, "weight": 2.5, "name": "a", "scales": [1.0, 0.5], "none": []}
+    facts = {"version": 10, "minus": -3, "yes": True, "weight": 2.5, "name": "a", "scales": [1.0, 0.5], "none": []}
     vectors = {"b": array("f", [1, 2, 3]), "a": array("q", [7]), "empty": array("d")}
     theirs = RecordDict({"arrays": ArrayRecord({name: Array(numpy.array(of)) for name, of in vectors.items()})})
     theirs["fairfold"] = ConfigRecord(facts)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from fairfold.checksums import line_with_checksum
 from fairfold.device import uploads
 from fairfold.device.exchange import PulledMessage
 from fairfold.device.masked import DeviceEncoding, Measured
-from fairfold.device.model import CoOccurrenceModel
+from fairfold.device.model import CoOccurrenceModel, packed_bytes
 from fairfold.device.protobuf import bytes_field, number_field, parse_fields, text_field
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.store import DeviceStore, parse_tables
@@ -177,7 +177,7 @@ def test_signed_models(tmp_path: Path) -> None:
     path = device.folder / MODEL_FILE
     for message in given["messages"]:
         before = path.read_bytes() if path.exists() else None
-        facts = {"version": 9, **message["facts"]}
+        facts = {"version": 10, **message["facts"]}
         records = {"arrays": {"file": array("B", files[message["file"]])}, "fairfold": facts}
         if message["stored"]:
             device.reply("query.model", records)
@@ -204,6 +204,25 @@ def test_models() -> None:
             worst = min(expected[item] for item in scored)
             assert all(expected[item] < worst for item in set(range(given["items"])).difference(scored))
     assert kinds == {"rows", "pairs", "neighbors", "popularity"}
+
+
+def test_lists_of_pairs() -> None:
+    given = vectors("models")["lists"]
+    for case in given:
+        tensors = {name: content(one) for name, one in case["tensors"].items()}
+        assert all(len(tensors[name]) == packed_bytes(held) for name, held in case["projections"].items())
+        if not case["histories"]:
+            with pytest.raises(InvalidMessage):
+                CoOccurrenceModel(tensors, case["projections"], case["pair_weight"])
+            continue
+        model = CoOccurrenceModel(tensors, case["projections"], case["pair_weight"])
+        for one in case["histories"]:
+            scores = model.scores(one["rows"], case["projections"]["rows"]["shape"][0])
+            assert [max(scores[item], 0) for item in one["items"]] == pytest.approx(
+                [max(score, 0) for score in one["scores"]], abs=1e-6
+            )
+    assert sum(not case["histories"] for case in given) >= 6
+    assert sum(score > 0 for case in given for one in case["histories"] for score in one["scores"]) > 50
 
 
 def parse_metadata(file: bytes) -> dict[str, str]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.methods.truncated import BudgetSplit, candidate_splits, fit_to_budget
-from fairfold.subspace.packed import QuantizedPairs, QuantizedRows
+from fairfold.subspace.packed import QuantizedPairs, QuantizedRows, pair_bytes
 
 
 @given(
@@ -23,7 +23,10 @@ def test_a_split_stays_within_its_bytes(
             continue
         assert 1 <= cut.rows <= rows
         assert min(shape.columns, 1) <= cut.columns <= columns
-        lists = [QuantizedPairs((many + 1, 3), (many, 3), rows) for many in (cut.pairs, cut.neighbors)]
+        lists = [
+            QuantizedPairs((many + 1, 3), (many, 3), rows, directed)
+            for many, directed in ((cut.pairs, False), (cut.neighbors, True))
+        ]
         table = QuantizedRows((rows, columns + 2), (cut.rows, cut.columns + 2), cut.bits)
         assert table.bytes + sum(listed.bytes for listed in lists) <= budget
 
@@ -46,7 +49,9 @@ def test_the_default_split_has_columns_by_users_and_enough_rows() -> None:
 
 def test_neighbors_are_the_default_where_they_leave_room_and_else_a_candidate() -> None:
     rows = 1_400
-    for budget, near in ((16 * rows * 3 + 12, 5), (16 * rows * 3 + 11, 0)):  # 16 bytes per item, and 4 for all
+    third = pair_bytes(5 * rows, rows, directed=True)
+    assert third < 10 * rows
+    for budget, near in ((3 * third, 5), (3 * third - 1, 0)):
         first, *others = candidate_splits(budget, rows, 384, 943)
         assert first.neighbors == near
         assert {other.neighbors for other in others} == {near, 1 - min(near, 1)}

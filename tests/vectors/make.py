@@ -165,7 +165,7 @@ def exchange() -> dict[str, Any]:
     """A pulled message, and what is pushed in reply."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 3
     asked = Message(
-        RecordDict({"fairfold": ConfigRecord({"version": 9})}), NODE, "query.capacity", ttl=86_400.0, group_id="7"
+        RecordDict({"fairfold": ConfigRecord({"version": 10})}), NODE, "query.capacity", ttl=86_400.0, group_id="7"
     )
     asked.metadata.__dict__["_created_at"] = 1_767_322_000.25
     asked.metadata.__dict__["_dst_task_id"] = 4
@@ -175,7 +175,7 @@ def exchange() -> dict[str, Any]:
     announced.ClearField("content")
     announced.metadata.message_id = ""
     pulled = fleet_pb2.PullMessagesResponse(messages_list=[announced], message_object_trees=[tree])
-    facts: dict[str, Any] = {"version": 9, "capacity": "4x", "number": -1, "name": "1f"}
+    facts: dict[str, Any] = {"version": 10, "capacity": "4x", "number": -1, "name": "1f"}
     reply = Message(RecordDict({"fairfold": ConfigRecord(facts)}), reply_to=asked)
     reply.metadata.__dict__["_created_at"] = 1_767_322_010.5
     reply.metadata.__dict__["_ttl"] = 86_389.75
@@ -225,7 +225,7 @@ def described(records: RecordDict) -> dict[str, Any]:
 def objects() -> dict[str, Any]:
     """Records, and the objects that they are sent as."""
     facts: dict[str, Any] = {
-        "version": 9, "minus": -3, "large": 2**62, "yes": True, "no": False, "weight": 2.5, "zero": 0.0, "name": "é",
+        "version": 10, "minus": -3, "large": 2**62, "yes": True, "no": False, "weight": 2.5, "zero": 0.0, "name": "é",
         "scales": [1.0, 0.5], "none": [], "secure": b"\x00\xff",
     }  # fmt: skip
     vectors = {
@@ -237,8 +237,8 @@ def objects() -> dict[str, Any]:
     cases = {
         "all kinds of values": RecordDict({"fairfold": ConfigRecord(facts)}),
         "all kinds of vectors": _arrays(vectors),
-        "arrays, facts, and one array twice": _arrays(twice, {"version": 9}),
-        "no arrays": _arrays({}, {"version": 9}),
+        "arrays, facts, and one array twice": _arrays(twice, {"version": 10}),
+        "no arrays": _arrays({}, {"version": 10}),
     }
     chunk = numpy.zeros(3_000_000, "float32")  # 12 MB: three chunks, of which two are the same
     chunk[-1] = 1

@@ -1,6 +1,7 @@
 """Runs whose messages are test vectors: what the server sends to some devices, and what the worker's code replies."""
 
 import base64
+import contextlib
 import json
 import random
 import tempfile
@@ -23,14 +24,16 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fairfold.algorithms.cooccurrence.scorer import stored_scorer
+from fairfold.algorithms.cooccurrence.scorer import CoOccurrenceScorer, stored_scorer
 from fairfold.checksums import line_with_checksum, with_checksum
 from fairfold.config import Settings
 from fairfold.device.stored_model import parse_model, signed_model
+from fairfold.errors import InvalidMessage
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app, secure_aggregation
 from fairfold.flower.client_store import ClientStore
 from fairfold.privacy.secure import keys, messages
-from fairfold.subspace.projection import make_projection
+from fairfold.subspace.packed import QuantizedPairs, QuantizedRows
+from fairfold.subspace.projection import Projection, describe_projection, make_projection
 from tests.support.settings import make_settings
 
 ITEMS = 60
@@ -266,7 +269,59 @@ def models() -> dict[str, Any]:
         settings = make_settings(rounds=4, evaluate_every=4, clients_per_round=None, capacities=capacities)
         given = record(settings, files, (0, 1, 2), capacities.split("-"))["devices"]
         found += [model_case(device["steps"][-1]) for device in given]
-    return {"items": ITEMS, "cases": found}
+    return {"items": ITEMS, "cases": found, "lists": list_cases()}
+
+
+def list_cases() -> list[dict[str, Any]]:
+    """Lists of pairs and neighbors alone, without a row, and scores by them; damaged ones, which have none."""
+    found = []
+    for items, pairs, neighbors in ((2, 1, 1), (9, 36, 72), (60, 0, 1), (300, 5, 40), (4_000, 61, 0), (70_000, 17, 30)):
+        draw = random.Random(items)
+        histories = [[0], draw.sample(range(items), min(items, 3)), sorted(draw.sample(range(items), min(items, 12)))]
+        tensors: dict[str, torch.Tensor] = {"rows": torch.empty(0, dtype=torch.uint8)}
+        touched = {0, items - 1}
+        held: dict[str, Projection] = {"rows": QuantizedRows((items, 2), (0, 2), 8)}
+        for name, many, directed in (("pairs", pairs, False), ("neighbors", neighbors, True)):
+            ids = set[tuple[int, int]]()
+            while len(ids) < many:  # most are of items of the histories
+                one, other = draw.choice(draw.choice(histories)), draw.randrange(items)
+                if one != other:
+                    ids.add((one, other) if directed else (max(one, other), min(one, other)))
+            touched |= {item for pair in ids for item in pair}
+            rows = torch.tensor([(*pair, draw.random()) for pair in sorted(ids)]).view(-1, 3)
+            held[name] = QuantizedPairs((many + 1, 3), (many, 3), items, directed)
+            tensors[name] = held[name].packed(held[name].reduce(torch.nn.functional.pad(rows, (0, 0, 0, 1)).view(-1)))
+        scored = sorted(touched)
+        scorer = stored_scorer(held, tensors, 0.75)
+        case = {
+            "projections": {name: describe_projection(one) for name, one in held.items()}, "pair_weight": 0.75,
+            "histories": [
+                {"rows": history, "items": scored, "scores": scores_of(scorer, history, items)[scored].tolist()}
+                for history in histories
+            ],
+        }  # fmt: skip
+        found.append(case | {"tensors": base64_texts(tensors)})
+        last = "neighbors" if neighbors else "pairs"
+        for place, byte in ((-1, 0xFF), (-1, 0x00), (3, 0x7F), (2, 0xFF)):
+            damaged = {name: one.clone() for name, one in tensors.items()}
+            damaged[last][place] = byte
+            wrong = case | {"tensors": base64_texts(damaged), "histories": []}
+            with contextlib.suppress(InvalidMessage):
+                stored_scorer(held, damaged, 0.75)
+                continue
+            found.append(wrong)
+    return found
+
+
+def scores_of(scorer: CoOccurrenceScorer, history: list[int], items: int) -> torch.Tensor:
+    """All scores from a history, in double precision."""
+    given = torch.tensor(history, dtype=torch.int64)
+    return scorer.scores(scorer.histories([given]), torch.arange(items))[0].double()
+
+
+def base64_texts(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """The bytes of tensors."""
+    return {name: base64.b64encode(bytes(one.tolist())).decode() for name, one in tensors.items()}
 
 
 def model_case(step: dict[str, Any]) -> dict[str, Any]:
@@ -282,8 +337,7 @@ def model_case(step: dict[str, Any]) -> dict[str, Any]:
     scorer = stored_scorer(held, tensors, model.metadata["settings"]["algorithm"]["pair_weight"])
     histories = []
     for history in ([], [0], [3, 7, 20], list(range(0, 30, 3)), [59]):
-        ordered = torch.tensor(history, dtype=torch.int64)
-        scores = scorer.scores(scorer.histories([ordered]), torch.arange(ITEMS))[0].double().tolist()
+        scores = scores_of(scorer, history, ITEMS).tolist()
         best = [item for item, _ in model.recommend(history, 10)]
         histories.append({"rows": history, "scores": scores, "catalogue": history, "best": best})
     return {

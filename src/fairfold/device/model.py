@@ -4,6 +4,7 @@ import math
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import mul
 from typing import Any
 
@@ -15,11 +16,13 @@ STREAM = "stream"  # rows of all items, which pass by where histories are encode
 ZERO_BYTE = 127  # what stands for 0 in rows of eight bits
 STEP, ZERO, FACTORS = 16, 208, 2  # of the factors before each row (fairfold.subspace.packed)
 FACTOR_OF = [0.0, *(float32(math.exp(float32((code - ZERO) / STEP))) for code in range(1, 256))]
+LEVELS = 16  # values that the pairs of a list can have
 MAX_ITEMS = 1 << 24
+BITS_OF = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
 SMALLEST = 1e-30
 
 Held = Mapping[str, Any]  # the description of a projection
-Triple = tuple[int, int, float]
+Pairs = tuple["array[int]", "array[int]", "array[float]"]  # rarer items, other ones, values
 
 
 def packed_bytes(held: Held) -> int:
@@ -34,16 +37,19 @@ def packed_bytes(held: Held) -> int:
         if type(bits) is not int or not 2 <= bits <= 8 or columns < FACTORS:
             raise _invalid("rows of other bits than 2 to 8")
         return int(count * (FACTORS + -(-(columns - FACTORS) * bits // 8)))
-    items = held["items"]
-    if kind != "quantized pairs" or columns != 3 or type(items) is not int or not 1 <= items <= MAX_ITEMS:
+    items, known = held["items"], kind == "quantized pairs" and type(held.get("directed")) is bool
+    if not known or columns != 3 or type(items) is not int or not 1 <= items <= MAX_ITEMS:
         raise _invalid("a tensor of unknown kind")
-    width = item_bytes(items)
-    return 4 + (width + 1) * count + min(items, width * count) if count else 0
+    return sum(pair_sizes(held)[1]) if count else 0
 
 
-def item_bytes(items: int) -> int:
-    """Bytes of the number of one of so many items in a list of pairs."""
-    return 2 if items <= 1 << 16 else 3
+def pair_sizes(held: Held) -> tuple[int, tuple[int, int, int, int]]:
+    """Low bits of a position in a list of pairs, and the bytes of its levels, codes, low bits and bitmap."""
+    count, items = held["kept"][0], held["items"]
+    positions = items * items if held["directed"] else items * (items + 1) // 2
+    low = max(0, (positions // max(count, 1)).bit_length() - 1)
+    bits = (4 * count, low * count, count + (positions - 1 >> low))
+    return low, (4 * LEVELS, *(-(-many // 8) for many in bits))
 
 
 def _invalid(given: str) -> InvalidMessage:
@@ -66,33 +72,38 @@ def parse_rows(content: bytes, held: Held) -> tuple[list[float], list[float], li
     return into, out, rows or [array("b")] * count
 
 
-def parse_pairs(content: bytes, held: Held) -> list[Triple]:
-    """A list of pairs: a rarer item, another one, and a value; those of an item with itself are left out."""
-    count, items = held["kept"][0], held["items"]
+def parse_pairs(content: bytes, held: Held) -> Pairs:
+    """A list of pairs: rarer items, other ones, and values; those of an item with itself are left out."""
+    rarer, other, values = array("I"), array("I"), array("f")
+    count, items, directed = held["kept"][0], held["items"], held["directed"]
     if not count:
-        return []
-    unit = float32(struct.unpack("<f", content[:4])[0] / 127)
-    if not math.isfinite(unit):
+        return rarer, other, values
+    low, sizes = pair_sizes(held)
+    starts = [0, *accumulate(sizes)]
+    levels = struct.unpack(f"<{LEVELS}f", content[: starts[1]])
+    mask, place = (1 << low) - 1, 0
+    if not all(map(math.isfinite, levels)):
         raise _invalid("NaN or infinity")
-    width = item_bytes(items)
-    counted = items < width * count
-    end = 4 + (items if counted else width * count)
-    if counted:
-        rarer = [item for item in range(items) for _ in range(content[4 + item])][:count]
-        rarer += [0] * (count - len(rarer))  # of counts that do not fit: no pairs
-    else:
-        rarer = _items(content[4:end], width)
-    other = _items(content[end : end + width * count], width)
-    values = struct.unpack(f"{count}b", content[end + width * count : end + (width + 1) * count])
-    if max(*rarer, *other) >= items:
-        raise _invalid("a list of pairs of unknown items")
-    found = zip(rarer, other, values, strict=True)
-    return [(first, second, float32(value * unit)) for first, second, value in found if first != second]
-
-
-def _items(content: bytes, width: int) -> list[int]:
-    """Item numbers of ``width`` bytes each."""
-    return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
+    for at, byte in enumerate(content[starts[3] : starts[4]]):
+        for bit in BITS_OF[byte]:
+            if place == count:
+                raise _invalid("a damaged list of pairs")
+            spot, shift = divmod(low * place, 8)
+            spot += starts[2]
+            bits = int.from_bytes(content[spot : spot + (shift + low + 7) // 8], "little") >> shift & mask
+            position = (8 * at + bit - place << low) + bits
+            first = position // items if directed else (math.isqrt(8 * position + 1) - 1) // 2
+            second = position - (first * items if directed else first * (first + 1) // 2)
+            if first >= items:
+                raise _invalid("a list of pairs of unknown items")
+            if first != second:
+                rarer.append(first)
+                other.append(second)
+                values.append(levels[content[starts[1] + place // 2] >> 4 * (place % 2) & 15])
+            place += 1
+    if place < count:
+        raise _invalid("a damaged list of pairs")
+    return rarer, other, values
 
 
 def encode(content: bytes, columns: int, history: Sequence[int], first: int = 0) -> list[float]:
@@ -125,30 +136,36 @@ class CoOccurrenceModel:
         self.into, self.out = [into[row] for row in valid], [out[row] for row in valid]
         self.rows = [rows[row] for row in valid]
         self.passing = tensors[STREAM] if STREAM in projections else None
-        self.links = self._links(parse_pairs(tensors[PAIRS], projections[PAIRS]), pair_weight)
+        self.pairs, self.pair_weight = parse_pairs(tensors[PAIRS], projections[PAIRS]), pair_weight
+        self.neighbors: Pairs = (array("I"), array("I"), array("f"))
         if NEIGHBORS in projections:
-            neighbors = parse_pairs(tensors[NEIGHBORS], projections[NEIGHBORS])
-            self.links += [(source, scored, value) for scored, source, value in neighbors]
+            self.neighbors = parse_pairs(tensors[NEIGHBORS], projections[NEIGHBORS])
         self.log_popularity: list[float] = []
         if POPULARITY in projections:
             first, second, _ = parse_rows(tensors[POPULARITY], projections[POPULARITY])
             curve = [value for both in zip(first, second, strict=True) for value in both]
             self.log_popularity = [math.log(max(value, SMALLEST)) for value in curve] if any(curve) else []
-        self.reach = 1 + max([self.known - 1, *(max(source, scored) for source, scored, _ in self.links)])
+        self.reach = 1 + max(self.known - 1, *(max(of, default=0) for of in (*self.pairs[:2], *self.neighbors[:2])))
 
-    def _links(self, pairs: list[Triple], pair_weight: float) -> list[Triple]:
-        """What an item of a history adds to the score of another, beyond the rows: (item, scored item, value)."""
+    def _add_pairs(self, has: bytearray, added: list[float]) -> None:
+        """Add what the items of a history add to the scores of others, beyond the rows."""
         a = self.into
         b = self.out
-        links = list[Triple]()
-        for rarer, other, value in pairs:
-            added, back = value, 1.0
+        for rarer, other, value in zip(*self.pairs, strict=True):
+            if not has[rarer] and not has[other]:
+                continue
+            beyond, back = value, 1.0
             if rarer < self.known and other < self.known:
-                added -= b[rarer] * sum(map(mul, self.rows[rarer], self.rows[other])) * a[other]
+                beyond -= b[rarer] * sum(map(mul, self.rows[rarer], self.rows[other])) * a[other]
                 back = a[rarer] * b[other] / max(a[other] * b[rarer], SMALLEST)
-            added *= pair_weight
-            links += [(other, rarer, added), (rarer, other, added * back)]
-        return links
+            beyond *= self.pair_weight
+            if has[other]:
+                added[rarer] += beyond
+            if has[rarer]:
+                added[other] += beyond * back
+        for scored, source, value in zip(*self.neighbors, strict=True):
+            if has[source]:
+                added[scored] += value
 
     def popularity(self, item: int) -> float:
         """What popularity adds to the score of an item for a user without a history."""
@@ -176,9 +193,7 @@ class CoOccurrenceModel:
             encoded = encode(self.passing, len(history_sum), history)
         history_sum = history_sum if encoded is None else list(encoded)
         added = [0.0] * max(count, self.reach)
-        for source, scored, value in self.links:
-            if has[source]:
-                added[scored] += value
+        self._add_pairs(has, added)
         share = 1 + sum(has[: self.known])
         found = array("f", bytes(4 * count))
         for item in range(count):

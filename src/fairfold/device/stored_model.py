@@ -22,7 +22,7 @@ from fairfold.device.store import parse_tables
 from fairfold.errors import InvalidMessage, InvalidState
 
 NEWEST = "newest-model"  # the file of the number of the newest signed model
-MODEL_FILE, MODEL_FORMAT = "model.safetensors", "7"  # the format is that of fairfold.runs.device_model
+MODEL_FILE, MODEL_FORMAT = "model.safetensors", "8"  # the format is that of fairfold.runs.device_model
 LEADING = "leading"  # the tensor of leading items, by which those of the catalogue are numbered in the model
 
 

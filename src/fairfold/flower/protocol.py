@@ -3,7 +3,7 @@
 import re
 import secrets
 
-VERSION = 9  # raised whenever a message changes its meaning; both sides refuse any other
+VERSION = 10  # raised whenever a message changes its meaning; both sides refuse any other
 
 # Types of messages.
 CAPACITY = "query.capacity"  # asks a client for its capacity and its id

@@ -45,7 +45,7 @@ class BudgetSplit:
     neighbors: int = 0  # of every item
 
 
-PAIRS_ALONE = BudgetSplit(0, 0.1)  # the candidate without columns: two factors per row, and pairs
+PAIRS_ALONE = BudgetSplit(0, 0.2)  # the candidate without columns: two factors per row, and pairs
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class TruncatedSizes:
 def fit_to_budget(budget: int, rows: int, columns: int, split: BudgetSplit) -> TruncatedSizes | None:
     """What a budget in bytes holds of a table under a split; None if not a single row."""
     budget = max(0, budget - CURVE)
-    neighbors = min(split.neighbors * rows, pairs_within(budget // 2, rows))
-    budget -= pair_bytes(neighbors, rows)
+    neighbors = min(split.neighbors * rows, pairs_within(budget // 2, rows, True))
+    budget -= pair_bytes(neighbors, rows, True)
     width = min(split.columns, columns)
     row_budget = int(split.share * budget)
     held = {bits: min(rows, row_budget // row_bytes(width, bits)) for bits, _ in BITS}
@@ -101,7 +101,7 @@ def candidate_splits(
     # A column per 30 users, 48 at least; with few users one per 10, 24 at least: more would overfit.
     wanted = ALL_COLUMNS if users < HANDFUL_OF_USERS else max(users / 30, min(48, max(24, users / 10)))
     best = first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
-    kept = neighbors if pair_bytes(neighbors * rows, rows) <= MAX_NEIGHBOR_SHARE * budget else 0
+    kept = neighbors if pair_bytes(neighbors * rows, rows, True) <= MAX_NEIGHBOR_SHARE * budget else 0
     full = max(rows, whole) / (2 if streamed else 1)
 
     def has_enough_rows(place: int) -> bool:
@@ -178,10 +178,10 @@ class Truncated(Method):
                 raise unsupported_capacity("truncated", capacity, "not a row of the table")
             kept = (sizes.rows, FACTORS + sizes.columns)
             held: dict[str, Projection] = {name: QuantizedRows((*shape,), kept, sizes.bits)}
-            for (other, listed), count in zip(
-                _pair_lists(tensors).items(), (sizes.pairs, sizes.neighbors), strict=False
-            ):
-                held[other] = QuantizedPairs((*listed,), (min(count, listed[0]), listed[1]), shape[0])
+            counts = ((sizes.pairs, False), (sizes.neighbors, True))
+            for (other, listed), (count, directed) in zip(_pair_lists(tensors).items(), counts, strict=False):
+                kept = (min(count, listed[0]), listed[1])
+                held[other] = QuantizedPairs((*listed,), kept, shape[0], directed)
             whole = {other: (*of,) for other, of in tensors.others.items() if other not in held}
             held |= {other: QuantizedRows(of, of, BITS[0][0]) for other, of in whole.items()}
             found.append(Assignment(held))

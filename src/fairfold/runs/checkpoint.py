@@ -31,7 +31,7 @@ from fairfold.typing import Shapes
 
 Echo = Callable[[str], None]  # takes messages for the user
 STORED = "stored"  # what checkpoints have of tables on disk
-FORMAT = 7  # version of checkpoints and run folders; raised whenever their content changes its meaning
+FORMAT = 8  # version of checkpoints and run folders; raised whenever their content changes its meaning
 NUM_CHECKPOINTS = 2  # checkpoints that stay in a folder
 BLOCK_ROWS = 65_536  # rows of local state that are read at a time
 # Settings that may change when a run is resumed: when it ends, what is evaluated, what is stored where.

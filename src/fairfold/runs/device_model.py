@@ -25,7 +25,7 @@ from fairfold.subspace.packed import QuantizedRows
 from fairfold.subspace.projection import Assignment, Projection, describe_projection, make_projection
 from fairfold.typing import FLOAT_BYTES, Weights
 
-FORMAT = 7  # version of device model files
+FORMAT = 8  # version of device model files
 REMEDY = "Export it again."
 JSON_KEYS = ("projections", "quality", "settings", "data", "trained", "nests")  # metadata that are JSON
 Measured = tuple[str, float | None, float | None]  # A metric, the quality of a device's model and that of the server's

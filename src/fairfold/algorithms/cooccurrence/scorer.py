@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROWS, PAIRS, NEIGHBORS, POPULARITY = streaming.ROWS, "pairs", "neighbors", "popularity"
 DEFAULT_QUALITY = "default_quality"  # local state: 1 + the quality of the first tuning candidate, 0 if not measured
 # Pairs in the server's list, per item; of a large catalogue, where pairs alone may be the model, and in all
-PAIRS_PER_ITEM, PAIRS_PER_ITEM_OF_MANY, LISTED_PAIRS = 16, 48, 1 << 24
+PAIRS_PER_ITEM, PAIRS_PER_ITEM_OF_MANY, LISTED_PAIRS = 16, 64, 1 << 24
 # Names of the vectors that items are scored with: the sum of a history's rows, and the history as 0 and 1
 HISTORY_SUM, HISTORY = "history_sum", "history"
 BLOCK = 1024  # rows unpacked at a time
