@@ -131,7 +131,7 @@ def test_the_commands_say_what_is_missing(server: ServerFolder, tmp_path: Path) 
     assert "node enrol" in output("node", "start", str(tmp_path))
     assert "typing error" in output("node", "enrol", "x", "--server", "a", "--data", "b", "--capacity", "1x")
     assert "30 days" in output("server", "invite", str(server.folder), "--valid", "1y")
-    token = CliRunner().invoke(app, ["server", "invite", str(server.folder)]).output
+    token = CliRunner().invoke(app, ["server", "invite", str(server.folder)]).stdout  # the link is in stderr
     assert Token.parse(token).authority == fingerprint(server.authority.read_bytes())
     status = CliRunner().invoke(app, ["server", "status", str(server.folder), "--json"])
     assert json.loads(status.output)["running"] is False
