@@ -181,9 +181,7 @@ class CoOccurrence(
         if isinstance(privacy, SecurePrivacy):  # as many of every size as a sum has to hide
             smallest = min(fleet.shares) / sum(fleet.shares) if fleet.shares else 1 / len(plan.capacities)
             least = max(least, 2 * privacy.min_cohort / smallest)
-        splits, candidate = self.tuning(plan).num_splits, schedule.candidate(round_number)
-        counts = (rounds - 2 * schedule.parts, splits, model_of(plan).num_known_users)
-        return tuning.panel_share(*counts, least, split=candidate is not None and candidate < splits)
+        return self.tuning(plan).panel_share(round_number, rounds, least / max(model_of(plan).num_known_users, 1))
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         schedule = self.tuning(plan).schedule

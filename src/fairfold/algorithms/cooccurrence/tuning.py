@@ -79,12 +79,6 @@ SOLVER_CANDIDATES = (
 """What is tried, the settings as they are first; some switch a part off. Neighbors are switched off by a split."""
 
 
-def panel_share(rounds: int, splits: int, clients: int, least: float, *, split: bool) -> float:
-    """The share of clients that get a candidate: one model on the average over the rounds, or as many as the least."""
-    share = PANEL_MODELS / max(1, splits + SOLVER_PANEL * max(0, rounds - splits))
-    return min(1.0, max(share * (1 if split else SOLVER_PANEL), least / max(clients, 1)))
-
-
 def popularity_factor(users: int) -> float:
     """How much more popularity weighs where there are few users: what they share is all that is certain."""
     return 1 + FEW_USERS / max(users, 1)
@@ -161,6 +155,13 @@ class Tuning:
     def _solver_candidates(self) -> list[int]:
         """Numbers of the candidates with other solver settings; that of the default is 0."""
         return [0, *range(self.num_splits, self._num_candidates)]
+
+    def panel_share(self, round_number: int, rounds: int, least: float) -> float:
+        """The share of clients that get a candidate: one model on the average over the rounds, or the least if more."""
+        others, candidate = rounds - 2 * self.schedule.parts - self.num_splits, self.schedule.candidate(round_number)
+        share = PANEL_MODELS / max(1, self.num_splits + SOLVER_PANEL * max(0, others))
+        of_split = candidate is not None and candidate < self.num_splits
+        return min(1.0, max(share * (1 if of_split else SOLVER_PANEL), least))
 
     def request(self, round_number: int, users: float) -> list[float]:
         """What clients are asked in a round: share of a history to upload, candidate, share of users that report.
