@@ -47,6 +47,7 @@ NOT_TYPED = {
 """Commands that are not run from a page, by how they begin, and why. tests/test_pages.py parses them all the same."""
 
 NOT_RUN = {
+    ("docs/devices.md", "c"): "tests/device/test_cross.py compiles and runs it",
     ("docs/devices.md", "js"): "a site's script; tests/device/test_in_chromium.py hands over rows like this",
     ("docs/architecture.md", "drawing"): "the way of the data",
     ("docs/runs.md", "synopsis"): "how commands are written; tests/test_pages.py parses what the page types",

@@ -10,7 +10,8 @@
  * Every function returns a fairfold_status unless it says otherwise, checks all lengths first, and writes nothing on
  * an error. Nothing is kept between two calls, so any number of threads may call. Numbers are `float`. Memory that a
  * function works in is handed over as `memory` of `size` bytes, aligned to 64; `..._bytes` says how many are enough.
- * (fairfold_train, at the bottom of a round, takes its scratch from malloc once and frees it.)
+ * These allocate what they need from malloc, and free it before they return: fairfold_device_train,
+ * fairfold_device_scores, fairfold_pair_sums and fairfold_slots_and_signs. No other function of this page does.
  *
  * A round of a client of NeuMF:
  *
