@@ -149,7 +149,7 @@ def audit(
     console = Terminal()
     folder = run_folder(run)
     if fleet:
-        from fairfold.privacy.audit.fleet import fleet_findings
+        from fairfold.privacy.audit.fleet_report import fleet_findings
 
         sentences = fleet_findings(*load_for_replay(folder, data), users, seed)
         typer.echo(json.dumps(sentences, indent=2) if as_json else "\n".join(sentences))

@@ -7,13 +7,13 @@ from fairfold.config import Settings
 from fairfold.data import Dataset, Interactions
 from fairfold.data.partition import hold_out
 from fairfold.privacy.audit.fleet import (
-    fleet_findings,
     promotion,
     quality_under_attack,
+    quality_with_profiles,
     recommended_share,
-    some_users,
     with_profiles,
 )
+from fairfold.privacy.audit.fleet_report import fleet_findings, read_share, some_users
 from tests.support.audit import audited_settings, clients
 from tests.support.settings import make_settings
 
@@ -59,5 +59,36 @@ def test_findings_say_how_many_devices_it_takes() -> None:
     assert any("promote a rare item" in sentence or "No item is so rare" in sentence for sentence in plain)
     assert plain[-1] == "A lying server reads every user by itself: updates are plain."
     masked = fleet_findings(audited_settings("co_occurrence", "secure"), clients(), users=12, seed=0)
-    assert "Under masks no update is checked" in masked[0]
-    assert "a user without a roster" in masked[1]
+    assert "sums alone are bounded" in masked[0]
+    assert any("1 hostile that speaks for 12 users" in sentence for sentence in masked)
+    assert "of a user's items without a roster from a sum of 5" in masked[-1]
+
+
+def test_one_device_under_masks_promotes_what_as_many_as_its_cohort_would() -> None:
+    rare = int(clients(users=20).train.counts_by_item.argsort()[0])
+    many, _ = promotion(default_settings(), clients(users=20).train, [rare], hostile=20)
+    one, _ = promotion(default_settings(), clients(users=20).train, [rare], hostile=1, users_each=20)
+    assert one == many > 0.2
+
+
+def test_a_lying_server_reads_a_user_from_a_sum_with_devices_it_invented() -> None:
+    """All but items that too few users have: these are not uploaded."""
+    everybody = {"fleet.clients_per_round": None}
+    assert read_share(audited_settings("co_occurrence", "secure", **everybody), clients(users=12)) > 0.8
+    all_items = everybody | {"algorithm.min_item_users": 0}
+    assert read_share(audited_settings("co_occurrence", "secure", **all_items), clients(users=12)) > 0.95
+
+
+def test_histories_at_random_cost_quality() -> None:
+    data = Dataset("people", *hold_out(clients(users=30).train, 0.3, 1))
+    honest, one, many = (quality_with_profiles(default_settings(), data, number) for number in (0, 1, 300))
+    assert many < honest
+    assert abs(one - honest) < abs(many - honest)
+
+
+@pytest.mark.parametrize("kind", ["ratings", "closed_form"])
+def test_destruction_is_played_with_every_algorithm_that_sends_changes(kind: str) -> None:
+    data = clients(ratings=kind == "ratings")
+    found = fleet_findings(audited_settings(kind), data, users=12, seed=0)
+    assert found[0].startswith(f"Without hostile devices the {'error' if kind == 'ratings' else 'quality'} is ")
+    assert any("hostile of 12 devices leave" in sentence for sentence in found)

@@ -18,12 +18,10 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
-from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregation import CombinesRobustly, make_aggregate
+from fairfold.federation.aggregation import make_aggregate
 from fairfold.federation.algorithm import mean_change
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, number_items
@@ -32,10 +30,9 @@ from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import StepFailed, checked_server_update, run_round
 from fairfold.federation.updates import ClientTask, ScheduledTask, State, Update
 
-RARE, TARGETS = 3, 2  # a promoted item has at most so many users; how many are tried
-PROMOTED = 0.05  # share of the others from which on an item counts as promoted
 TOP = 20  # of a user's recommendations, in which a promoted item counts
 PROFILES = (1, 2, 4, 8, 16, 32, 64)  # popular items beside the target in a hostile history
+LONGEST_PROFILE = 64  # items of a history at random
 Attack = Callable[[ClientTask, list[Update], Update, float], Update]
 
 
@@ -200,69 +197,16 @@ def _attacked_round(
         return replace(state, round_number=state.round_number + 1)
 
 
-# -- a report ----------------------------------------------------------------------------------------------------------
-
-
-def some_users(data: Dataset, users: int, seed: int) -> Dataset:
-    """The data of some users, drawn by a seed."""
-    source = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(data.num_users, generator=source)[:users].sort().values
-    return Dataset(data.name, data.train.of_users(chosen), data.test.of_users(chosen))
-
-
-def fleet_findings(settings: Settings, data: Dataset, users: int, seed: int) -> list[str]:
-    """Sentences on how many devices it takes to promote an item, to halve the quality, and to read a user."""
-    few = some_users(data, users, seed)
-    found = []
-    if isinstance(settings.algorithm, CoOccurrence) and not settings.privacy.uses_secure_aggregation:
-        found += _promotion_findings(settings, few, seed)
-    if isinstance(settings.algorithm, CombinesRobustly) and not settings.privacy.uses_secure_aggregation:
-        found += _destruction_findings(settings, few)
-    if settings.privacy.uses_secure_aggregation:
-        found.append("Under masks no update is checked: one device can promote any item, or spoil the model.")
-    return [*found, _reading_finding(settings)]
-
-
-def _promotion_findings(settings: Settings, data: Dataset, seed: int) -> list[str]:
-    changes = {"fleet.capacities": "1x", "algorithm.tune": False, "run.rounds": 1, "run.evaluate_every": 1}
-    chosen = settings.with_changes(changes)
-    rare = ((data.train.counts_by_item > 0) & (data.train.counts_by_item <= RARE)).nonzero().flatten()
-    if not len(rare):
-        return ["No item is so rare that its promotion would show."]
-    source = torch.Generator().manual_seed(seed)
-    targets = rare[torch.randperm(len(rare), generator=source)[:TARGETS]].tolist()
-    found, hostile = [], 1
-    while hostile <= data.num_users // 2:
-        share, beside = promotion(chosen, data.train, targets, hostile)
-        many = f"{hostile} hostile beside {data.num_users} devices of one user"
-        found.append(f"{many} promote a rare item (beside {beside} popular ones) to {share:.1%} of the others.")
-        if share >= PROMOTED:
-            break
-        hostile *= 2
-    return found
-
-
-def _destruction_findings(settings: Settings, data: Dataset) -> list[str]:
-    before = quality_under_attack(settings, data, data.num_users, 0)
-    found, hostile = [f"Without hostile devices the quality is {before:.4f}."], 1
-    while hostile <= data.num_users // 2:
-        attacks = attacks_of(Federation.with_numbered_items(settings, data).plan)
-        left = {attack: quality_under_attack(settings, data, data.num_users, hostile, attack) for attack in attacks}
-        worst = min(left, key=lambda attack: left[attack])
-        found.append(f"{hostile} hostile of {data.num_users} devices leave {left[worst]:.4f} ({worst}).")
-        if left[worst] <= before / 2:
-            break
-        hostile *= 4
-    return found
-
-
-def _reading_finding(settings: Settings) -> str:
-    privacy = settings.privacy
-    if not isinstance(privacy, SecurePrivacy):
-        return "A lying server reads every user by itself: updates are plain."
-    invented = privacy.min_cohort - 1
-    sum_of = f"a sum of {privacy.min_cohort}"
-    if isinstance(privacy, DifferentialPrivacy):
-        return f"A lying server that invents {invented} devices has {sum_of} with the noise of ε = {privacy.epsilon:g}."
-    by_roster = "Devices with a roster refuse invented ones; then as many enrolled ones have to collude."
-    return f"A lying server that invents {invented} devices reads a user without a roster from {sum_of}. {by_roster}"
+def quality_with_profiles(settings: Settings, data: Dataset, hostile: int, users_each: int = 1) -> float:
+    """Quality for honest users where hostile devices have histories of items at random, each as often as it claims."""
+    source = torch.Generator().manual_seed(settings.run.seed)
+    length = min(LONGEST_PROFILE, data.num_items)
+    drawn = [torch.randperm(data.num_items, generator=source)[:length].sort().values.tolist() for _ in range(hostile)]
+    histories = [history for history in drawn for _ in range(users_each)]
+    poisoned = Dataset(data.name, with_profiles(data.train, histories), with_profiles(data.test, [[]] * len(histories)))
+    federation = Federation.with_numbered_items(settings, poisoned)
+    state, rejections = federation.initial(), Rejections()
+    for _ in range(settings.run.rounds):
+        state = run_round(state, federation.sampler, federation.clients, rejections, batched)
+    held = federation.plan.assignments(state.round_number - 1)
+    return Evaluator(federation, {}).quality(state, held).server
