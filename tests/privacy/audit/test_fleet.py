@@ -60,7 +60,7 @@ def test_findings_say_how_many_devices_it_takes() -> None:
     assert plain[-1] == "A lying server reads every user by itself: updates are plain."
     masked = fleet_findings(audited_settings("co_occurrence", "secure"), clients(), users=12, seed=0)
     assert "sums alone are bounded" in masked[0]
-    assert any("1 hostile that speaks for 12 users" in sentence for sentence in masked)
+    assert any("1 hostile that claims 12 users" in sentence for sentence in masked)
     assert "of a user's items without a roster from a sum of 5" in masked[-1]
 
 

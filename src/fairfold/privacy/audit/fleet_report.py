@@ -1,7 +1,7 @@
 """Sentences of ``fairfold audit --fleet``: how many devices promote an item, halve the quality, and read a user.
 
 All is played by :mod:`.fleet` on the settings and data of a run. Under masks the server bounds sums alone, so one
-device may speak for all users of its cohort, and as such it is played. A lying server invents all devices but one:
+device may claim all users of its cohort, and as such it is played. A lying server invents all devices but one:
 they send zeros, and the readers of :mod:`.reconstruction` get what is left of the sum.
 """
 
@@ -40,7 +40,7 @@ def fleet_findings(settings: Settings, data: Dataset, users: int, seed: int) -> 
     claims = few.num_users if masked else 1
     if masked:
         who = f"{few.num_users} devices of one user"
-        found.append(f"Under masks sums alone are bounded: one of {who} may speak for all of them, and is not named.")
+        found.append(f"Under masks sums alone are bounded: one of {who} may claim all of them, and is not named.")
     if isinstance(algorithm, CoOccurrence) and not noisy:
         played = _plain(settings).with_changes(ONE_ROUND)
         found += _promotion_findings(played, few, claims, seed)
@@ -68,7 +68,7 @@ def _plain(settings: Settings) -> Settings:
 
 
 def _hostile(number: int, claims: int, devices: int) -> str:
-    each = f" that speaks for {claims} users" if claims > 1 else ""
+    each = f" that claims {claims} users" if claims > 1 else ""
     return f"{number} hostile{each} beside {devices} devices of one user"
 
 
