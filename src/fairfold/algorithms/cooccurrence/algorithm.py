@@ -32,7 +32,6 @@ from fairfold.config.fleet import SecurePrivacy
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, PrivateReleases, Tunable
 from fairfold.federation.architecture import Architecture
-from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import actual_noise_std
 from fairfold.federation.plan import Plan
@@ -63,9 +62,7 @@ TUNED_KEYS = (
 )  # fmt: skip
 
 
-class CoOccurrence(
-    CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases, BoundsContributions
-):
+class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPointUpdates, PrivateReleases):
     """Partial correlations of items from one co-occurrence sum.
 
     Attributes:
@@ -263,19 +260,6 @@ class CoOccurrence(
         if SUM in update.sums:
             return self.norm_problem(task, update)
         return tuning.problem(update.sums[QUALITY], update.weight * (1 + 1e-5))
-
-    def check_contribution(
-        self, plan: Plan, task: ClientTask, update: Update, held: Weights, users: int, seed: int
-    ) -> tuple[str | None, Weights]:
-        if SUM not in update.sums:
-            return None, held
-        from fairfold.algorithms.cooccurrence.contribution import check_contribution  # of fleets alone
-
-        most, exponent = self.max_items_of(plan, task.size), self.history_exponent
-        return check_contribution(update.sums[SUM], held, users=users, most=most, exponent=exponent, seed=seed)
-
-    def sum_problem(self, update: Update, users: int) -> str | None:
-        return tuning.problem(update.sums[QUALITY], users) if QUALITY in update.sums else None
 
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:

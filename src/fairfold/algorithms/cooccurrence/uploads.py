@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fairfold.algorithms.cooccurrence import tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     ITEM_SHARES,
     LONGEST_UPLOAD,
@@ -30,6 +31,7 @@ from fairfold.algorithms.incremental import IncrementalAlgorithm
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of
+from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, ClientTask, Update
 from fairfold.privacy import gram
@@ -37,7 +39,7 @@ from fairfold.subspace.blocks import LeadingBlock
 from fairfold.typing import FLOAT_BYTES, Weights
 
 
-class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
+class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates, BoundsContributions):
     """The statistics and uploads of clients: one half of the algorithm."""
 
     supports_retraction: ClassVar[bool] = True
@@ -134,3 +136,16 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
 
     def mark_lost(self, local_state: Weights, lost: Tensor) -> None:
         local_state[SYNC_STATE] = sync_states(uploaded_parts(local_state[SYNC_STATE]), lost[:, None])
+
+    def check_contribution(
+        self, plan: Plan, task: ClientTask, update: Update, held: Weights, users: int, seed: int
+    ) -> tuple[str | None, Weights]:
+        if SUM not in update.sums:
+            return None, held
+        from fairfold.algorithms.cooccurrence.contribution import check_contribution  # of fleets alone
+
+        most, exponent = self.max_items_of(plan, task.size), self.history_exponent
+        return check_contribution(update.sums[SUM], held, users=users, most=most, exponent=exponent, seed=seed)
+
+    def sum_problem(self, update: Update, users: int) -> str | None:
+        return tuning.problem(update.sums[tuning.QUALITY], users) if tuning.QUALITY in update.sums else None
