@@ -267,11 +267,12 @@ await during("rows that pass by", async () => {
     const error = await new Device(store).reply(kind, given).catch((one) => one);
     check(`${kind}: a sentence`, error.message, "a run with rows that pass by; needed: one of the default algorithm, which a browser computes. Use `fairfold node` for this run.");
   }
-  check("unchanged", [store.kept().state, records.facts.version], [before.state, 9]);
+  check("unchanged", store.kept(), before);
 });
 
 await during("a server of another version", async () => {
-  for (const version of [8, 10, "9"]) {
+  const { reply: [[, { version: own }]] } = await new Device(await newStore()).reply("query.capacity", { facts: {}, arrays: {}, coded: {} });
+  for (const version of [own - 1, own + 1, `${own}`]) {
     const store = await newStore(), before = store.kept();
     for (const step of steps.filter(({ kind }) => kind !== "query.capacity")) {
       const records = { facts: { version }, arrays: {}, coded: {} };
@@ -280,7 +281,7 @@ await during("a server of another version", async () => {
     }
     check("unchanged", store.kept(), before);
     const { reply } = await new Device(store).reply("query.capacity", { facts: { version }, arrays: {}, coded: {} });
-    check("it says its own", reply[0][1].version, 9);
+    check("it says its own", reply[0][1].version, own);
   }
 });
 
