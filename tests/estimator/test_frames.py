@@ -33,19 +33,31 @@ def test_a_split_from_elsewhere_is_kept(split: tuple[Any, Any]) -> None:
     assert not pairs(model.to_run(5)) & pairs(train)
 
 
-def test_another_program_finds_the_same_quality(split: tuple[Any, Any]) -> None:
+OF_TREC = {
+    "ndcg@20": "ndcg_cut_20",
+    "recall@20": "recall_20",
+    "precision@5": "P_5",
+    "hit@5": "success_5",
+    "mrr": "recip_rank",
+    "map": "map",
+}
+
+
+@pytest.mark.parametrize("capacity", [None, "16x"])
+def test_trec_eval_finds_the_same_six_metrics(split: tuple[Any, Any], capacity: str | None) -> None:
     trec = pytest.importorskip("pytrec_eval", reason="pytrec_eval is not installed: pip install pytrec_eval-terrier")
     model = fitted(split[0], test=split[1], capacities="1x-16x")
-    held, wanted = model.evaluate(), model.to_qrels()
+    mine = model.evaluate(metrics=list(OF_TREC)).loc[capacity or "server"]
     qrels: dict[str, dict[str, int]] = {}
-    for user, item in pairs(wanted):
+    for user, item in pairs(model.to_qrels()):
         qrels.setdefault(str(user), {})[str(item)] = 1
-    for capacity, mine in ((None, held.loc["server", "ndcg@20"]), ("16x", held.loc["16x", "ndcg@20"])):
-        run: dict[str, dict[str, float]] = {}
-        for row in model.to_run(20, capacity=capacity).itertuples():
-            run.setdefault(str(row.user_id), {})[str(row.item_id)] = -float(row.rank)  # scores may be equal, ranks not
-        evaluated = trec.RelevanceEvaluator(qrels, {"ndcg_cut_20"}).evaluate(run)
-        assert numpy.mean([of["ndcg_cut_20"] for of in evaluated.values()]) == pytest.approx(mine, abs=1e-6)
+    run: dict[str, dict[str, float]] = {}
+    for row in model.to_run(80, capacity=capacity).itertuples():
+        run.setdefault(str(row.user_id), {})[str(row.item_id)] = -float(row.rank)  # scores may be equal, ranks not
+    evaluated = trec.RelevanceEvaluator(qrels, set(OF_TREC.values())).evaluate(run)
+    for name, theirs in OF_TREC.items():
+        assert 0 < mine[name] < 1
+        assert numpy.mean([of[theirs] for of in evaluated.values()]) == pytest.approx(mine[name], abs=1e-6), name
 
 
 def test_the_tables_have_the_columns_of_lenskit(split: tuple[Any, Any]) -> None:
