@@ -10,7 +10,7 @@ from torch import Tensor
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.sampling import generator
 from fairfold.errors import FairfoldError, InvalidData, InvalidSettings
-from fairfold.metrics.ranking import Scorer, evaluate_ranking
+from fairfold.metrics.ranking import Scorer, evaluate_ranking, is_cut
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Popularity, Ridge, largest_side
 from fairfold.metrics.rating import error_shares, fitted_rating_baselines, rating_errors
 from fairfold.metrics.tuned_baselines import (
@@ -145,6 +145,15 @@ def tuned_ranking_baselines(data: Dataset, k: int = 20, support: int = 0) -> Ite
     if support:
         items = (data.train.counts_by_item >= support).nonzero().flatten()
         yield from _baselines_among(data, k, items, f", items of {support} users")
+
+
+def strong_ranking_baselines(data: Dataset, k: int = 20) -> Iterator[Baseline]:
+    """NDCG@k of popularity, ridge, EASE, iALS and item-kNN on all items; where one was cut its name says so."""
+    yield _evaluate("popularity", Popularity(data.train), data, k)
+    for name, found in tuned_strong_baselines(data, k, kinds=(RIDGE, *STRONG_BASELINES)):
+        what, _, chosen = name.partition(" (")
+        named = what if is_cut(what) else what.partition(" of ")[0]  # that it has all items goes without saying
+        yield Baseline(f"{named} ({chosen}", found.ndcg, {}, found.ndcg_by_user)
 
 
 def restricted_ranking_baselines(data: Dataset, head: int, support: int, k: int = 20) -> Iterator[Baseline]:

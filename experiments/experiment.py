@@ -54,7 +54,8 @@ class TableFile(FrozenSettings):
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
     deviation: float = 0.0  # that the paper states: figures closer than this agree
     why: dict[str, str] = Field(default_factory=dict)  # why figures differ, by column; "" for all others
-    baselines: bool = False  # methods without federation beside it, on the same data
+    baselines: bool | Literal["strong"] = False  # methods without federation beside it, on the same data: those of the
+    # paper's tables, or the strong ones of reports, which are tuned among all items
     min_item_users: int = (
         0  # the same among items that so many users have, where a row asks for that: what it gets, they get
     )
@@ -232,6 +233,7 @@ def _cells(
                 distinct.append(values)
                 label = str(values["data"].get("name", ""))
                 asked = values | {key: of for key in ("min_item_users", "max_items") if (of := getattr(content, key))}
+                asked |= {} if content.baselines is True else {"baselines": content.baselines}
                 cells.append(Cell(table, "baselines", label, "baselines", asked, seed * content.splits, name))
     return cells
 

@@ -173,10 +173,11 @@ def _without(values: Values, *keys: str) -> Values:
 class _Baselines(Kind):
     """Central baselines: popularity, neighbors, SVD, ridge, EASE, iALS; means for ratings.
 
-    ``min_item_users`` restricts them to items that so many users have, ``max_items`` to so many of these.
+    ``baselines = "strong"`` takes those of reports, on all items; ``min_item_users`` restricts them to items that so
+    many users have, ``max_items`` to so many of these.
     """
 
-    ASKED = ("min_item_users", "max_items")
+    ASKED = ("min_item_users", "max_items", "baselines")
 
     def settings(self, values: Values) -> Any:
         return read_settings(_without(values, *self.ASKED))
@@ -191,18 +192,21 @@ class _Baselines(Kind):
         from experiments.central_baselines import (
             rating_baseline_results,
             restricted_ranking_baselines,
+            strong_ranking_baselines,
             tuned_ranking_baselines,
         )
         from fairfold.federation.federation import load_interactions
 
         settings = self.settings(values)
-        min_item_users, max_items = (int(values.get(key, 0)) for key in self.ASKED)
+        min_item_users, max_items = (int(values.get(key, 0)) for key in self.ASKED[:2])
         data, _ = load_interactions(settings)
         top = settings.run.top
         started = time.monotonic()
         found, tried, by_user = dict[str, Any](), dict[str, Any](), dict[str, str]()
         if settings.predicts_ratings:
             results = rating_baseline_results(data)
+        elif "baselines" in values:
+            results = strong_ranking_baselines(data, top)
         elif max_items:
             results = restricted_ranking_baselines(data, max_items, min_item_users, top)
         else:

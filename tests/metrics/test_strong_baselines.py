@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from experiments.central_baselines import restricted_ranking_baselines
+from experiments.central_baselines import restricted_ranking_baselines, strong_ranking_baselines
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.synthetic import SyntheticDataset
 from fairfold.metrics import evaluate_ranking
@@ -226,6 +226,19 @@ def test_with_few_users_ease_serves_any_catalogue() -> None:
     few = SyntheticDataset(users=30, items=120, interactions_per_user=40, taste_strength=4.0).dataset()
     rows = [name.split(" (")[0] for name, _ in tuned_strong_baselines(few, 10, largest=50)]
     assert rows == ["EASE of 120 items", "iALS of 120 items", "item-kNN of 120 items"]
+
+
+def test_rows_of_an_experiment_are_of_all_items_or_say_that_they_were_cut(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(strong_ranking_baselines(data, 10))
+    assert [row.name.split(" (")[0] for row in rows] == ["popularity", "ridge", "EASE", "iALS", "item-kNN"]
+    (ease,) = (found for _, found in tuned_strong_baselines(data, 10, kinds=STRONG_BASELINES[:1]))
+    assert rows[2].value == pytest.approx(ease.ndcg, abs=1e-6)
+    assert all(row.by_user is not None for row in rows)
+    monkeypatch.setattr("fairfold.metrics.tuned_baselines.largest_side", lambda: 50)
+    cut = [row.name.split(" (")[0] for row in strong_ranking_baselines(data, 10) if is_cut(row.name)]
+    assert cut == ["ridge cut to 50 of 120 items", "EASE cut to 50 of 120 items"]
 
 
 def test_rows_beside_a_model_know_its_items_alone() -> None:
