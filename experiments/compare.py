@@ -14,6 +14,7 @@ from experiments.tables import Entry, ResultTable
 
 SPREADS = 2
 HEADING = ("table", "cell", "paper", "ours", "best at round (paper)", "verdict")
+NOBODY = "agrees: cannot be run"
 WORSE, BETTER, AGREES, LACKING = range(4)  # the order on the page
 
 
@@ -33,6 +34,17 @@ class Comparison:
         entry = self.entry
         cell = f"{entry.row} {entry.column}"
         return (self.table, cell, str(entry.paper), _ours(entry), _rounds(entry), self.words)
+
+
+def comparison_lines(comparisons: Iterable[Comparison]) -> list[tuple[str, ...]]:
+    """A line per cell; one for all cells of a column that nobody can run, as nothing else can be said of them."""
+    lines = dict[tuple[str, ...], tuple[str, ...]]()
+    for one in comparisons:
+        table, cell, *rest = one.line
+        key = (table, one.entry.column) if one.words == NOBODY else (table, cell)
+        rows = f"{lines[key][1].removesuffix(one.entry.column).rstrip()}, " if key in lines else ""
+        lines[key] = (table, rows + cell, *rest)
+    return list(lines.values())
 
 
 def compared_cells(named: Iterable[tuple[str, ResultTable]]) -> list[Comparison]:
@@ -60,7 +72,7 @@ def _compare(name: str, result_table: ResultTable, entry: Entry) -> Comparison:
 
     if entry.state == "N/A":
         alike = entry.paper == "N/A"
-        return found(AGREES, "agrees: cannot be run") if alike else found(WORSE, "differs: cannot be run here", 1.0)
+        return found(AGREES, NOBODY) if alike else found(WORSE, "differs: cannot be run here", 1.0)
     if entry.mean is None:
         return found(LACKING, "not run")
     if entry.difference is None:

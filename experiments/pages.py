@@ -34,7 +34,7 @@ from statistics import mean
 from typing import Any
 
 from experiments.compare import HEADING as COMPARISON_HEADING
-from experiments.compare import compared_cells
+from experiments.compare import compared_cells, comparison_lines
 from experiments.execute import execute_all
 from experiments.experiment import known_experiments, read_experiment
 from experiments.gathered import GATHERED, gathered_cells
@@ -120,7 +120,7 @@ class Pages:
         def compared(found: re.Match[str]) -> str:
             names = [name.strip() for name in found["tables"].split(",")]
             tables = [(name, self.result_table(*name.split("/", 1))) for name in names]
-            lines = _markdown(list(COMPARISON_HEADING), [list(one.line) for one in compared_cells(tables)])
+            lines = _markdown(list(COMPARISON_HEADING), list(map(list, comparison_lines(compared_cells(tables)))))
             return found[1] + "\n".join(lines) + "\n" + found[3]
 
         def gathered(found: re.Match[str]) -> str:

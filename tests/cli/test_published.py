@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.data import download
-from fairfold.data.download import PUBLIC_DATASETS, Published, published_results
+from fairfold.data.download import PUBLIC_DATASETS, Published
 from tests.support.commands import works
 
 BESIDE = {"LightGCN, published (He et al. 2020)": 0.1554}
@@ -50,6 +50,8 @@ def test_none_stands_beside_another_split_or_metric(gowalla: Path, change: str) 
     assert "published" not in works("train", *options, "--out", str(gowalla / "run"))
 
 
-def test_other_data_has_none() -> None:
-    assert published_results("my.csv", 810_128, 217_242, "NDCG@20") == {}
-    assert published_results("ml-1m", 810_128, 217_242, "NDCG@20") == {}
+def test_another_metric_or_split_has_none() -> None:
+    published = PUBLIC_DATASETS["gowalla"].published
+    assert published is not None
+    assert published.on(810_128, 217_242, "NDCG@20") == published.values != {}
+    assert published.on(810_128, 217_242, "NDCG@10") == published.on(810_127, 217_242, "NDCG@20") == {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.combine import pack_per_user
-from experiments.compare import compared_cells
+from experiments.compare import compared_cells, comparison_lines
 from experiments.experiment import TableFile
 from experiments.pages import COMPARED, Pages
 from experiments.tables import Entry, ResultTable
@@ -71,7 +71,18 @@ def test_the_page_has_two_pages_and_every_cell_once() -> None:
         for one in pages.result_table(*name.split("/", 1)).entries
         if one.paper is not None
     ]
-    assert sorted(tuple(line.strip("| ").split(" | ")[:2]) for line in lines) == sorted(cells)
+    shown = [line.strip("| ").split(" | ")[:2] for line in lines]
+    parts = [(table, *cell.rsplit(" ", 1)) for table, cell in shown]  # rows, with commas between them, and a column
+    assert sorted((table, f"{row} {column}") for table, rows, column in parts for row in rows.split(", ")) == sorted(
+        cells
+    )
+
+
+def test_cells_that_nobody_can_run_share_a_line() -> None:
+    file = TableFile(title="t", metric="accuracy", deviation=0.0)
+    entries = (entry("1x", "N/A"), entry("2x", 0.8, (0.7,)), entry("4x", "N/A"), entry("8x", "N/A"))
+    lines = comparison_lines(compared_cells([("t", ResultTable("t", file, entries, {}, (), ()))]))
+    assert [line[:2] for line in lines] == [("t", "2x FAIR"), ("t", "1x, 4x, 8x FAIR")]
 
 
 def test_a_page_that_names_no_table_is_refused() -> None:

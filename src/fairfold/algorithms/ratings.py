@@ -52,6 +52,7 @@ from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, NumbersItems, PredictsRatings, Statistic, count_of
 from fairfold.federation.architecture import Architecture
+from fairfold.federation.bounds import BoundsStatistics
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.streaming import STREAM, StreamsRows
@@ -68,7 +69,9 @@ WEIGHTS = "weights"  # name of the sums of t, by row and size, in the server's s
 DAMPING = 5.0  # imagined ratings without any offset that draw the mean by which items are numbered to zero
 
 
-class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, PredictsRatings, StreamsRows):
+class BayesianRatings(
+    IncrementalAlgorithm, NumbersItems, FixedPointUpdates, PredictsRatings, StreamsRows, BoundsStatistics
+):
     """Ratings by variational Bayes from incremental sums.
 
     Attributes:

@@ -175,6 +175,10 @@ class Published:
     metric: str
     values: Mapping[str, float]
 
+    def on(self, train: int, test: int, metric: str) -> Mapping[str, float]:
+        """What papers report by a metric on a split into so many interactions: nothing if it is another one."""
+        return self.values if (self.train, self.test, self.metric) == (train, test, metric) else {}
+
 
 @dataclass(frozen=True)
 class PublicDataset:
@@ -186,7 +190,7 @@ class PublicDataset:
     files: tuple[str, ...]  # files that are read
     downloads: tuple[Remote, ...] = ()  # none where a person has to accept terms, choose or run a script
     how: str = ""  # instructions where there is no download
-    published: Published | None = None
+    published: Published | None = None  # what papers report on its split
 
 
 def _public_dataset(
@@ -198,14 +202,6 @@ def _public_dataset(
 
 
 PUBLIC_DATASETS = {name: _public_dataset(name, **table) for name, table in _TABLES.items()}
-
-
-def published_results(name: str, train: int, test: int, metric: str) -> Mapping[str, float]:
-    """What papers report by a metric on a data set of this name, split into so many interactions."""
-    known = PUBLIC_DATASETS[name].published if name in PUBLIC_DATASETS else None
-    return (
-        known.values if known is not None and (known.train, known.test, known.metric) == (train, test, metric) else {}
-    )
 
 
 def data_folders(name: str, cache: str | Path | None = None) -> list[Path]:

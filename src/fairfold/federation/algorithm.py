@@ -81,10 +81,6 @@ class Algorithm(FrozenSettings):
         sums = {COUNTS: count_of(histories, items)} if settings.subspace.needs_counts else {}
         return Update(sums, float(histories.num_users))
 
-    def bounded_statistics(self, settings: "Settings", statistics: Update, num_items: int) -> Update:
-        """Statistics of devices, refused or bounded where :mod:`.bounds` alone would let one user outweigh others."""
-        return statistics
-
     def architecture(
         self,
         settings: "Settings",

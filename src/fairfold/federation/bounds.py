@@ -17,6 +17,14 @@ MAX_PER_USER = 1e12  # the largest number of a user in statistics, of however sm
 MAX_USER_IMAGES = 100_000  # images of one user, at most
 
 
+class BoundsStatistics(Capability):
+    """Bounds statistics by what it knows of them: :func:`checked_statistics` would let one user outweigh others."""
+
+    def bounded_statistics(self, settings: "Settings", statistics: Update, num_items: int) -> Update:
+        """Statistics of devices, bounded or refused."""
+        return statistics
+
+
 class BoundsContributions(Capability):
     """Knows what a client's updates may add up to, however many it sends."""
 
@@ -48,7 +56,7 @@ def checked_statistics(settings: "Settings", statistics: Update, num_items: int)
     most = weight * max(float(num_items) ** 2, MAX_PER_USER)  # pairs of items are the most that a user has
     if any(not float(vector.abs().max()) <= most for vector in sums.values()):
         raise impossible("statistics out of range", f"at most {most:g}")
-    return settings.algorithm.bounded_statistics(settings, statistics, num_items)
+    return BoundsStatistics.of(settings.algorithm).bounded_statistics(settings, statistics, num_items)
 
 
 def max_evaluated(settings: "Settings", num_items: int, users: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairfold.config import Settings
 from fairfold.data import Interactions
-from fairfold.data.download import published_results
+from fairfold.data.download import PUBLIC_DATASETS
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import PopularityCounts
 from fairfold.federation.aggregation import ONE, Ranks
@@ -211,9 +211,11 @@ class Evaluator:
         """What papers report on this split of a public data set."""
         data, settings = self.federation.data, self.federation.plan.settings
         split_anew = getattr(settings.data, "resplit", False)
-        if isinstance(data, ImageDataset) or split_anew or not settings.run.baselines:
+        known = PUBLIC_DATASETS.get(data.name)
+        if known is None or known.published is None or split_anew or not settings.run.baselines:
             return {}
-        return published_results(data.name, len(data.train), len(data.test), self.metric)
+        assert not isinstance(data, ImageDataset)
+        return known.published.on(len(data.train), len(data.test), self.metric)
 
     def notes(self) -> list[str]:
         """A sentence where not all users are evaluated."""

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from fairfold.algorithms.cooccurrence import cooccurrence, parts
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.cooccurrence import SUM, SYNC_STATE, CoOccurrenceUpload, triangle_size
-from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart, add_parts, is_uploaded
-from fairfold.algorithms.cooccurrence.schedule import TuningSchedule
+from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart, TuningSchedule, add_parts, is_uploaded
 from fairfold.backends.batched import batched
 from fairfold.config import read_settings
 from fairfold.federation import updates

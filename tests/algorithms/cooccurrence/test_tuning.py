@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE
-from fairfold.algorithms.cooccurrence.schedule import TuningSchedule
+from fairfold.algorithms.cooccurrence.parts import TuningSchedule
 from fairfold.algorithms.cooccurrence.scorer import (
     ROWS,
     CoOccurrenceArchitecture,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.cooccurrence.cooccurrence import UNIT, num_supported, owners_of
-from fairfold.algorithms.cooccurrence.schedule import TuningSchedule
+from fairfold.algorithms.cooccurrence.parts import TuningSchedule
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, ROWS, CoOccurrenceArchitecture, CoOccurrenceScorer
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
 from fairfold.methods.truncated import BudgetSplit, TruncatedSizes, candidate_splits, fit_to_budget
