@@ -11,8 +11,8 @@ from fairfold.errors import InvalidCapacity
 from fairfold.methods.baselines import low_rank_network, narrow_network
 from fairfold.models import MLP, LeNet
 from fairfold.subspace import Capacity
-from fairfold.subspace.blocks import LeadingBlock, LowRank
-from fairfold.subspace.projection import SizeSum
+from fairfold.subspace.blocks import LowRank
+from fairfold.subspace.projection import LeadingBlock, SizeSum
 
 MODELS = {"mlp": MLP(), "lenet": LeNet()}
 SHAPES = {

@@ -54,8 +54,7 @@ from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, NumbersItem
 from fairfold.federation.architecture import Architecture
 from fairfold.federation.bounds import BoundsStatistics
 from fairfold.federation.clients import Clients
-from fairfold.federation.plan import Plan
-from fairfold.federation.streaming import STREAM, StreamsRows
+from fairfold.federation.plan import STREAM, Plan, StreamsRows
 from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
 from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer

@@ -17,8 +17,8 @@ from torch.nn import functional
 from fairfold.federation.architecture import WHOLE_MODEL, ImageArchitecture
 from fairfold.federation.plan import Plan
 from fairfold.kernels.training import SlotTables
-from fairfold.subspace.blocks import LeadingBlock, LowRank
-from fairfold.subspace.projection import Hashed, Projection
+from fairfold.subspace.blocks import LowRank
+from fairfold.subspace.projection import Hashed, LeadingBlock, Projection
 from fairfold.typing import Shapes
 
 LEFT, RIGHT = "/left", "/right"

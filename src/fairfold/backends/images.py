@@ -21,8 +21,8 @@ from fairfold.federation.training import LocalOptimizer
 from fairfold.federation.updates import ClientUpdate, ScheduledTask, Update
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.subspace.blocks import LeadingBlock, LowRank
-from fairfold.subspace.projection import Hashed, Projection
+from fairfold.subspace.blocks import LowRank
+from fairfold.subspace.projection import Hashed, LeadingBlock, Projection
 from fairfold.typing import Weights
 
 

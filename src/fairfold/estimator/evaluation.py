@@ -16,7 +16,7 @@ from fairfold.estimator.recommendations import import_pandas
 from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, popularity_baseline
-from fairfold.federation.streaming import StreamsRows
+from fairfold.federation.plan import StreamsRows
 from fairfold.federation.updates import reduce_per_size
 from fairfold.metrics.ranking import Estimate, Measure, measure_ranking, paired_test
 from fairfold.metrics.rating import error_shares

@@ -12,7 +12,7 @@ import torch
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import CompactScoring
-from fairfold.federation.streaming import StreamsRows
+from fairfold.federation.plan import StreamsRows
 from fairfold.metrics.ranking import recommend
 from fairfold.metrics.ranking_baselines import Popularity
 from fairfold.runs.device_model import device_model

@@ -16,7 +16,7 @@ from fairfold.federation.aggregation import ONE, Ranks
 from fairfold.federation.algorithm import Centralized, PredictsRatings
 from fairfold.federation.clients import ImageClients
 from fairfold.federation.federation import Federation
-from fairfold.federation.streaming import StreamsRows
+from fairfold.federation.plan import StreamsRows
 from fairfold.federation.training import as_input
 from fairfold.federation.updates import State, reduce_per_size
 from fairfold.metrics import RankingResult, evaluate_ranking

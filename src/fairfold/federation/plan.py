@@ -1,6 +1,7 @@
 """The plan of a federation: what server and clients agree on before the first round, without any data."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,8 @@ from fairfold.typing import Weights
 
 if TYPE_CHECKING:
     from fairfold.config import Settings
+
+STREAM = "stream"  # name of the rows of the server's table that pass by clients of a size in a round
 
 
 @dataclass(frozen=True)
@@ -150,3 +153,39 @@ class StoresTables(Capability):
         """What of a plan needs whole tables in a round, and what does not; None where nothing does."""
         given = f"algorithm.kind={plan.settings.algorithm.kind!r}, which reads the whole table in every round"
         return given, "algorithm.kind='gradient'"
+
+
+class StreamsRows(Capability):
+    """Streams rows of the server's table by devices, with every task: beside the compact table that a device holds.
+
+    The same rows pass by all devices of a size, so which of them a device uses is seen by nobody. They are counted in
+    its traffic, and not in what it holds.
+    """
+
+    def streamed_rows(self, plan: Plan, full: Weights, task: ClientTask) -> Tensor | None:
+        """The rows that pass by clients with this task, flat; None where they would learn nothing from them."""
+        return None
+
+    def stream_packing(self, held: Mapping[str, Projection]) -> Mapping[str, Projection]:
+        """How the rows are packed on their way to clients that hold so much, by :data:`STREAM`; else as numbers."""
+        return {}
+
+    def with_streams(self, plan: Plan, full: Weights, tasks: list[ClientTask]) -> list[ClientTask]:
+        """Tasks with the rows that pass by, of the server's tensors."""
+
+        def with_stream(task: ClientTask) -> ClientTask:
+            rows = self.streamed_rows(plan, full, task)
+            if rows is None:
+                return task
+            context = {**task.context, **self.stream_packing(task.projections)}
+            return replace(task, vectors=task.vectors | {STREAM: rows}, context=context)
+
+        return [with_stream(task) for task in tasks]
+
+    def received_bytes(self, held: Assignment) -> int:
+        """Bytes of a model, and of what passes by beside it."""
+        return held.bytes() + sum(part.bytes for part in self.stream_packing(held.projections or {}).values())
+
+    def encoding_rows(self, plan: Plan, full: Weights, held: Mapping[str, Projection]) -> Weights:
+        """The rows by which clients that hold so much encode histories, whatever the task; none by default."""
+        return {}

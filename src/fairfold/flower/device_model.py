@@ -128,7 +128,7 @@ def _row_blocks(plan: Plan, state: State, held: Mapping[str, Projection]) -> Ite
     """Blocks of the rows that pass by devices with such a model, each as a device packs rows of its own."""
     from dataclasses import replace
 
-    from fairfold.federation.streaming import StreamsRows
+    from fairfold.federation.plan import StreamsRows
     from fairfold.subspace.packed import QuantizedRows
 
     algorithm = StreamsRows.of(plan.algorithm)

@@ -8,8 +8,8 @@ from fairfold.errors import InvalidCapacity
 from fairfold.methods.base import Method, Tensors, unsupported_capacity
 from fairfold.methods.fair import Fair
 from fairfold.subspace import Capacity
-from fairfold.subspace.blocks import KeptColumns, LeadingBlock, LowRank, WholeTable
-from fairfold.subspace.projection import Assignment, Projection, whole
+from fairfold.subspace.blocks import KeptColumns, LowRank, WholeTable
+from fairfold.subspace.projection import Assignment, LeadingBlock, Projection, whole
 from fairfold.typing import Shapes
 
 

@@ -1,71 +1,18 @@
-"""Projections of the baselines: blocks and columns of tensors (HeteroFL), low-rank factors (FedHM)."""
+"""Projections of the baselines: columns of tables (HeteroFL), low-rank factors (FedHM)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fairfold.subspace.projection import Coordinatewise, Hashed, Projection, SizeSum, register_projection
-
-
-class _Cut(Projection):
-    """Base of projections that keep some numbers of a tensor and set the others to zero."""
-
-    @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[SizeSum], *, changes: bool) -> Tensor:
-        """Average each number over the clients that hold it; one that no client holds stays as it is."""
-        sums, weights = torch.zeros_like(full), torch.zeros_like(full)
-        for part in parts:
-            sums += part.projection.recover(part.total)
-            weights += part.projection.recover(torch.full_like(part.total, part.weight))
-        otherwise = torch.zeros_like(full) if changes else full
-        return torch.where(weights > 0, sums / weights.clamp(min=1e-30), otherwise)
+from fairfold.subspace.projection import Coordinatewise, Hashed, Projection, SizeSum, ZeroFilled, register_projection
 
 
 @register_projection
 @dataclass(frozen=True)
-class LeadingBlock(_Cut):
-    """The leading part of a tensor along each of its sides."""
-
-    kind: ClassVar[str] = "leading block"
-    shape: tuple[int, ...]
-    kept: tuple[int, ...]
-
-    @property
-    def size(self) -> int:  # type: ignore[override]
-        return prod(self.kept)
-
-    def _leading_part(self, full: Tensor) -> Tensor:
-        return full.view(self.shape)[tuple(slice(side) for side in self.kept)]
-
-    def reduce(self, full: Tensor) -> Tensor:
-        return self._leading_part(full).reshape(-1)
-
-    def recover(self, compact: Tensor) -> Tensor:
-        missing = [whole - kept for whole, kept in zip(self.shape, self.kept, strict=True)]
-        sides = [side for extra in reversed(missing) for side in (0, extra)]
-        return torch.nn.functional.pad(compact.view(self.kept), sides).view(-1)
-
-    def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
-        return self.recover(compact).view(self.shape[0], -1)[ids]
-
-    def description(self) -> dict[str, Any]:
-        return {"kept": list(self.kept)}
-
-    @classmethod
-    def from_description(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
-        kept = tuple(int(side) for side in facts["kept"])
-        if len(kept) != len(shape) or not all(1 <= side <= of for side, of in zip(kept, shape, strict=True)):
-            raise ValueError(f"a block {kept} of a tensor of shape {shape}")
-        return cls(shape, kept)
-
-
-@register_projection
-@dataclass(frozen=True)
-class KeptColumns(_Cut, Coordinatewise):
+class KeptColumns(ZeroFilled, Coordinatewise):
     """Some columns of a matrix, as runs (start, stop)."""
 
     kind: ClassVar[str] = "columns"

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fairfold.errors import InvalidMessage
 from fairfold.kernels.reference import PackedRows
-from fairfold.subspace.blocks import LeadingBlock
-from fairfold.subspace.projection import register_projection
+from fairfold.subspace.projection import LeadingBlock, register_projection
 
 FACTORS = 2  # columns before a row's numbers: its factor in a history, and its factor when it is scored
 STEP, ZERO = 16, 208  # a factor's byte is its natural logarithm in steps of a sixteenth, from e⁻¹³ to e³; 0 is none

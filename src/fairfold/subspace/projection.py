@@ -196,6 +196,58 @@ class Hashed(Coordinatewise):
         return cls(shape, subspace)
 
 
+class ZeroFilled(Projection):
+    """Base of projections that keep some numbers of a tensor and set the others to zero."""
+
+    @classmethod
+    def mean(cls, full: Tensor, parts: Sequence[SizeSum], *, changes: bool) -> Tensor:
+        """Average each number over the clients that hold it; one that no client holds stays as it is."""
+        sums, weights = torch.zeros_like(full), torch.zeros_like(full)
+        for part in parts:
+            sums += part.projection.recover(part.total)
+            weights += part.projection.recover(torch.full_like(part.total, part.weight))
+        otherwise = torch.zeros_like(full) if changes else full
+        return torch.where(weights > 0, sums / weights.clamp(min=1e-30), otherwise)
+
+
+@register_projection
+@dataclass(frozen=True)
+class LeadingBlock(ZeroFilled):
+    """The leading part of a tensor along each of its sides."""
+
+    kind: ClassVar[str] = "leading block"
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return prod(self.kept)
+
+    def _leading_part(self, full: Tensor) -> Tensor:
+        return full.view(self.shape)[tuple(slice(side) for side in self.kept)]
+
+    def reduce(self, full: Tensor) -> Tensor:
+        return self._leading_part(full).reshape(-1)
+
+    def recover(self, compact: Tensor) -> Tensor:
+        missing = [whole - kept for whole, kept in zip(self.shape, self.kept, strict=True)]
+        sides = [side for extra in reversed(missing) for side in (0, extra)]
+        return torch.nn.functional.pad(compact.view(self.kept), sides).view(-1)
+
+    def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
+        return self.recover(compact).view(self.shape[0], -1)[ids]
+
+    def description(self) -> dict[str, Any]:
+        return {"kept": list(self.kept)}
+
+    @classmethod
+    def from_description(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
+        kept = tuple(int(side) for side in facts["kept"])
+        if len(kept) != len(shape) or not all(1 <= side <= of for side, of in zip(kept, shape, strict=True)):
+            raise ValueError(f"a block {kept} of a tensor of shape {shape}")
+        return cls(shape, kept)
+
+
 def sums_of(parts: Sequence[SizeSum]) -> list[Sums]:
     """Add up updates by hash; the full space joins the hash of the others, if there is a single one."""
     layouts = [None if part.projection.subspace.is_full else part.projection.subspace.layout for part in parts]

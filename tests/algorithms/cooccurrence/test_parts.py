@@ -18,8 +18,7 @@ from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.updates import State
-from fairfold.subspace.blocks import LeadingBlock
-from fairfold.subspace.projection import describe_projection, make_projection
+from fairfold.subspace.projection import LeadingBlock, describe_projection, make_projection
 from tests.support.cooccurrence import SECURE, co_occurrence_federation
 from tests.support.federations import tiny_data
 

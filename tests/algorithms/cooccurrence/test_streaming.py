@@ -22,9 +22,8 @@ from fairfold.errors import InvalidMessage
 from fairfold.estimator.recommendations import top_items
 from fairfold.federation.algorithm import Tunable
 from fairfold.federation.federation import Federation
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import STREAM, Plan
 from fairfold.federation.simulation import simulate
-from fairfold.federation.streaming import STREAM
 from fairfold.federation.updates import State
 from fairfold.metrics.ranking import recommend
 from fairfold.runs.loaded import load_run

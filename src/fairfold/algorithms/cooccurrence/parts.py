@@ -1,4 +1,4 @@
-"""Parts of the packed triangle: what a device without room for all sends in each of several rounds, and remembers.
+"""Parts of the packed triangle: what a device without room for all sends in which rounds, and remembers.
 
 Part p of P has the columns p, p + P, p + 2P, … of the triangle, one after the other. The pairs of the leading items are
 a prefix of every part, as they are of the whole: so sizes nest in each part, and P rounds send all of it. What a client
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fairfold.federation.updates import MAX_DENSE, add_vectors, sparse_vector
 from fairfold.kernels.reference import PAIRS_AT_ONCE, ranges, truncated_lengths
-from fairfold.subspace.blocks import LeadingBlock
-from fairfold.subspace.projection import Projection, register_projection
+from fairfold.subspace.projection import LeadingBlock, Projection, register_projection
 
 MAX_PARTS = 16  # bits of a sync state, of which single precision holds 23; a first model waits for so many rounds
 
@@ -127,6 +126,43 @@ class TrianglePart(LeadingBlock):
         if part_size(found.items) != whole.kept[0]:
             raise ValueError(f"{whole.kept[0]} numbers of a triangle")
         return found
+
+
+@dataclass(frozen=True)
+class TuningSchedule:
+    """Which rounds upload nine tenths of the histories, which try a candidate, and which upload all."""
+
+    first: int  # rounds before the first candidate
+    num_candidates: int
+    parts: int = 1  # rounds in which one upload is sent
+
+    @classmethod
+    def of(cls, rounds: int, wanted: int, parts: int = 1) -> "TuningSchedule":
+        """Schedule as many candidates as leave an upload before them and one after; half of the others come before."""
+        count = max(0, min(wanted, rounds - 2 * parts))
+        return cls((rounds - count) // 2 if count else 0, count, parts)
+
+    def part(self, round_number: int) -> int:
+        """The part of the sum that is uploaded in a round."""
+        return (round_number - (self.end if round_number >= self.end else 0)) % self.parts
+
+    def uploads(self, round_number: int) -> bool:
+        """Whether clients have news in a round that tries no candidate: all parts of what they had not sent before."""
+        return round_number < self.parts or 0 <= round_number - self.end < self.parts
+
+    def completes(self, round_number: int, rounds: int) -> bool:
+        """Whether a round leaves no part of an upload to wait for before a model is solved for."""
+        ends = round_number + 1 in (self.first, rounds) or self.candidate(round_number) is not None
+        return ends or self.part(round_number) == self.parts - 1
+
+    def candidate(self, round_number: int) -> int | None:
+        """The candidate of a round; None where it tries none."""
+        return round_number - self.first if self.first <= round_number < self.end else None
+
+    @property
+    def end(self) -> int:
+        """The first round after the candidates."""
+        return self.first + self.num_candidates
 
 
 def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]], size: int) -> Tensor:

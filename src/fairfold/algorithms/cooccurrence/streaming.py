@@ -13,8 +13,7 @@ from torch.nn.functional import embedding_bag
 
 from fairfold.algorithms.incremental import IncrementalAlgorithm
 from fairfold.errors import InvalidMessage
-from fairfold.federation.plan import Plan
-from fairfold.federation.streaming import STREAM, StreamsRows
+from fairfold.federation.plan import STREAM, Plan, StreamsRows
 from fairfold.federation.updates import ClientTask
 from fairfold.methods.truncated import BITS
 from fairfold.subspace.packed import FACTORS, QuantizedRows

@@ -21,9 +21,8 @@ from fairfold.algorithms.cooccurrence.parts import TuningSchedule
 from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, ROWS, CoOccurrenceArchitecture, CoOccurrenceScorer
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
 from fairfold.methods.truncated import BudgetSplit, TruncatedSizes, candidate_splits, fit_to_budget
-from fairfold.subspace.blocks import LeadingBlock
 from fairfold.subspace.packed import FACTORS
-from fairfold.subspace.projection import Projection
+from fairfold.subspace.projection import LeadingBlock, Projection
 from fairfold.typing import Weights
 
 QUALITY = "quality"  # name of validation reports, and of their sums

@@ -35,7 +35,7 @@ from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, ClientTask, Update
 from fairfold.privacy import gram
-from fairfold.subspace.blocks import LeadingBlock
+from fairfold.subspace.projection import LeadingBlock
 from fairfold.typing import FLOAT_BYTES, Weights
 
 
