@@ -14,7 +14,7 @@ help:  ## list these commands
 run: $(STAMP)  ## set up, then show on a built-in example why: one table, one picture, three recommendations
 	$(BIN)/fairfold demo --picture why.svg
 
-# Tests in so many processes at a time, each of one thread; whoever is done takes over from another.
+# Tests in so many processes at a time, each of one thread; one that is done takes over from another.
 WORKERS ?= 2
 test: lint types  ## set up, then lint, type-check and test (minutes; WORKERS=2)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -112,7 +112,7 @@ device-wheel: wheel  ## the small wheel for devices (fairfold-device) in dist, f
 	$(BIN)/python -m twine check --strict dist/fairfold_device-*
 	@ls -l dist
 
-# As whoever installs it finds it: an environment with nothing of this one, and the sources out of reach.
+# As a user who installs it finds it: an environment with nothing of this one, and the sources out of reach.
 RELEASE := build/release
 NOTES ?= Unreleased
 release: wheel  ## the wheel and sources of a release: checked, installed in a bare environment, README typed there, notes beside (NOTES=0.1.0)

@@ -48,7 +48,7 @@ typedef struct {
 
 /* Rows on their way between a compact vector and a batch of values, one line a row. All in one place, because a call
  * from another language pays for every argument: ten of them took longer than looking up a few hundred short rows. The
- * layout is part of it, not pointed to: whoever calls need not keep anything else alive. */
+ * layout is part of it, not pointed to: a caller need not keep anything else alive. */
 typedef struct {
     fairfold_layout layout;
     int64_t real;
@@ -140,8 +140,8 @@ typedef struct {
     const int64_t *units; /* of each layer */
     int64_t output;       /* whether there is an output layer: a weight a number, and a bias */
     int64_t rating;       /* squared error of ratings; else the pairwise loss of a sample's first item and its others */
-    double regulariser;   /* of the pairwise loss */
-    int64_t optimiser;    /* 0 SGD, 1 Adagrad, 2 Adam, as torch has them */
+    double l2;            /* of the pairwise loss */
+    int64_t optimizer;    /* 0 SGD, 1 Adagrad, 2 Adam, as torch has them */
     double rate;
 } fairfold_model;
 

@@ -45,7 +45,7 @@ static int possible(const fairfold_model *m) {
     if (!m->layers && (m->user || m->item)) return 0;
     for (int64_t i = 0; i < m->layers; i++)
         if (m->units[i] < 1 || m->units[i] > MOST_COLUMNS) return 0;
-    return m->product + m->layers > 0 && m->optimiser >= 0 && m->optimiser <= 2;
+    return m->product + m->layers > 0 && m->optimizer >= 0 && m->optimizer <= 2;
 }
 
 static int64_t dense_size(const fairfold_model *m) {

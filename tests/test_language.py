@@ -266,6 +266,42 @@ def test_comments_and_messages_are_in_the_same_language() -> None:
     assert not found, "\n".join(found)
 
 
+OTHER_FILES = (
+    "Makefile",
+    "SECURITY.md",
+    "*.c",
+    "*.h",
+    "*.inc",
+    "*.ts",
+    "*.mjs",
+    "*.css",
+    "*.html",
+    "*.toml",
+    "*.ipynb",
+)
+COMMENTS_AND_TEXTS = re.compile(r"""//[^\n]*|/\*.*?\*/|`[^`]*`|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
+
+
+def other_files() -> list[Path]:
+    """Sources and texts that are not Python; what is built or recorded is left out."""
+    folders = (*FOLDERS, "native", "browser/src", "deploy", "docs")
+    found = [path for folder in folders for kind in OTHER_FILES for path in sorted((ROOT / folder).rglob(kind))]
+    return [ROOT / "Makefile", ROOT / "SECURITY.md", *(path for path in found if "results" not in path.parts)]
+
+
+def test_other_languages_have_the_same_words() -> None:
+    paths = other_files()
+    assert {".c", ".h", ".ts", ".mjs", ".toml", ".ipynb", ".html"} <= {path.suffix for path in paths}
+    found = []
+    for path in paths:
+        text, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+        found += [f"{where}: {word[0]}" for word in PROSE.finditer(text)]
+        if path.suffix in (".c", ".h", ".inc", ".ts", ".mjs"):
+            names = set(re.findall(r"[A-Za-z_]\w*", COMMENTS_AND_TEXTS.sub("", text)))
+            found += [f"{where}: {name}" for name in names if name in NAMES or set(parts_of(name)) & PARTS.keys()]
+    assert not found, "\n".join(found)
+
+
 def trees(folders: Sequence[str]) -> Iterator[tuple[Path, ast.AST]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):

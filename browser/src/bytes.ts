@@ -41,7 +41,7 @@ export const bytesOf = (numbers: ArrayBufferView): Bytes =>
 
 export const random = (size: number): Bytes => crypto.getRandomValues(new Uint8Array(size));
 
-// What a person or a server is told: what was given, what was needed, what to do.
+// An error for a person or a server: what was given, what was needed, what to do.
 export class Refusal extends Error {
   constructor(
     readonly kind: string,

@@ -42,10 +42,10 @@ async function request(path: string, options: RequestInit = {}): Promise<Respons
     throw new Refused("unreachable", "The server cannot be reached. It is tried again.");
   }
   if (response.ok) return response;
-  const said = (await response.text().catch(() => "")).slice(0, 500);
-  let detail = said.replace(/[^\x20-\x7e]/g, " ");
+  const reason = (await response.text().catch(() => "")).slice(0, 500);
+  let detail = reason.replace(/[^\x20-\x7e]/g, " ");
   try {
-    detail = String(JSON.parse(said).detail ?? said).replace(/[^ -~\u00a0-\uffff]/g, " ");
+    detail = String(JSON.parse(reason).detail ?? reason).replace(/[^ -~\u00a0-\uffff]/g, " ");
   } catch {} // no JSON
   throw refusal(response.status, response.headers.get("date"), detail);
 }
@@ -89,7 +89,7 @@ export async function parseToken(token: string): Promise<{ secret: Bytes; author
   let content = new Uint8Array(0);
   try {
     content = unbase64(token.trim().slice(4).replace(/-/g, "+").replace(/_/g, "/"));
-  } catch {} // said below
+  } catch {} // refused below
   const body = content.slice(0, TOKEN_BYTES), check = (await sha256(body)).subarray(0, 3);
   if (!token.trim().startsWith("ff1-") || content.length !== TOKEN_BYTES + 3 || hex(check) !== hex(content.subarray(TOKEN_BYTES)))
     throw new Refusal("InvalidSettings", "an invitation that is cut off or has a typing error", "one as `fairfold server invite` prints it",

@@ -65,7 +65,7 @@ export class Loop {
     }
   }
 
-  // End: tell the server, where it can be reached. What is stored is deleted by the page.
+  // End: notify the server, where it can be reached. What is stored is deleted by the page.
   async leave(): Promise<void> {
     this.stopped = true;
     if (this.node !== null) await this.connection.deactivate(this.node).catch(() => {});
@@ -98,7 +98,7 @@ export class Loop {
       if (performance.now() > this.nextHeartbeat && !(await this.beat()))
         throw new Refused("lost", "The server does not hold this connection any more.");
       const response = await this.connection.pull(this.node!);
-      if (response) await this.answer(response);
+      if (response) await this.replyTo(response);
       else await pause(performance.now() - this.lastWork < BUSY_FOR ? BUSY_POLL : Math.max(IDLE_POLL, about(1000 * this.connection.pollInterval)));
     }
   }
@@ -124,7 +124,7 @@ export class Loop {
     await new PulledMessage(this.call, response).send("InvalidState: a page that was closed at work; needed: one that stays open.", 0).catch(() => {});
   }
 
-  private async answer(response: Bytes): Promise<void> {
+  private async replyTo(response: Bytes): Promise<void> {
     const started = performance.now(), { received, sent } = this.connection, message = new PulledMessage(this.call, response);
     const entry: LogEntry = { at: Date.now(), kind: message.kind, seconds: 0, received: 0, sent: 0 };
     this.report({ state: "working", message: "Taking part in a round." });

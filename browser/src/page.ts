@@ -92,7 +92,7 @@ export async function show(): Promise<void> {
   }
 }
 
-let hasActed = false; // a person has joined or left: what comes then is a new page to whoever reads it aloud
+let hasActed = false; // a person has joined or left: what comes then is a new page to a screen reader
 
 function turn(title: string, ...children: Child[]): void {
   document.title = title;
@@ -154,7 +154,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
           unknown.length ? ` ${unknown.length} items are not in the catalogue, and are left out, such as "${unknown[0]!.slice(0, 60)}".` : ""),
         list(items.slice(0, SHOWN)), element("p", { class: "soft" }, items.length > SHOWN ? `and ${items.length - SHOWN} more. ` : "",
           "A tenth of the rows is set aside: it trains nothing, and measures how good recommendations are.",
-          users > 1 ? " An invitation says for how many users a device may speak: of more, the first ones are taken." : ""));
+          users > 1 ? " An invitation says how many users a device may stand for: of more, the first ones are taken." : ""));
       join.disabled = false;
     } catch (error) {
       chosen.replaceChildren();
@@ -209,7 +209,7 @@ async function consent(invitation: Invitation, many: number): Promise<void> {
   if (waiting) offer(...waiting);
 }
 
-// The histories of the first users: an invitation says for how many a device may speak.
+// The histories of the first users: an invitation says how many a device may stand for.
 function ofFirst({ train, heldOut }: Data, users: number): Data {
   const some = new Set(Object.keys(train).slice(0, users || undefined));
   const cut = (part: Data["train"]): Data["train"] => Object.fromEntries(Object.entries(part).filter(([user]) => some.has(user)));

@@ -61,7 +61,7 @@ export function parseJson(content: Bytes | string): any {
   try {
     const found = JSON.parse(typeof content === "string" ? content : text(content));
     if (found !== null && typeof found === "object") return found;
-  } catch {} // said below
+  } catch {} // refused below
   throw invalid("what is no JSON object");
 }
 

@@ -301,7 +301,7 @@ async function checkTrust(memory: Memory, session: Bytes, members: Advert[]): Pr
       try {
         const signed = join(utf8("fairfold signer"), advert.signer), key = await enrolledKey(advert.enrolled);
         valid = await crypto.subtle.verify({ name: "ECDSA", hash: "SHA-384" }, key, advert.certificate, signed);
-      } catch {} // said below
+      } catch {} // refused below
       if (!valid) throw refuse(`device ${name}, whose enrolled key did not sign`, "keys that are vouched for");
       memory.checked.add(certified);
     }

@@ -23,7 +23,7 @@ export interface Identity {
   level: string; // the least privacy that it takes part in
   minCohort: number;
   items: number; // size of the catalogue
-  users: number; // the most users that it may speak for
+  users: number; // the most users that it may stand for
   modelSigner: string; // the public key with which the server signs models, in hexadecimal digits
 }
 

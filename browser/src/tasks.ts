@@ -79,14 +79,14 @@ export class Device {
   async reply(kind: string, records: Records): Promise<Result> {
     this.inRound = false;
     try {
-      return await this.answer(kind, records);
+      return await this.carryOut(kind, records);
     } catch (error) {
       if (this.inRound) await this.store.put({ round: null }); // no second reply to its request
       throw error instanceof TypeError || error instanceof RangeError ? invalid(`a message that cannot be carried out (${error.message})`) : error;
     }
   }
 
-  private async answer(kind: string, records: Records): Promise<Result> {
+  private async carryOut(kind: string, records: Records): Promise<Result> {
     const { facts } = records, me = (await this.store.get<Identity>("device"))!;
     if (kind !== "query.capacity" && facts.version !== VERSION)
       throw invalid("another version of the protocol", `version ${VERSION}: reload this page to have the server's own`);
@@ -285,7 +285,7 @@ function requireDefault(settings: any, facts: Facts): void {
   if (settings?.algorithm?.kind !== "co_occurrence" || "image_shape" in facts) throw otherAlgorithm(`a run of ${String(settings?.algorithm?.kind).slice(0, 40)}`);
 }
 
-// What a browser does not compute needs a program: said, so that the server goes on without this device.
+// What a browser does not compute needs a program: refused with words, so that the server goes on without this device.
 const PASSING = "a run with rows that pass by";
 const otherAlgorithm = (what: string): Refusal =>
   new Refusal("RequestRefused", what, "one of the default algorithm, which a browser computes", "Use `fairfold node` for this run.");

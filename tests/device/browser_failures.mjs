@@ -124,7 +124,7 @@ class Server {
 
 // Run pages on one store, each until the server has no message left or the page is ended; `ends` says which page ends at which request.
 async function serve(server, store, { ends = () => Infinity, atMost = 6 } = {}) {
-  const said = [];
+  const reports = [];
   let isDone = false;
   for (let page = 0; page < atMost && !isDone; page++) {
     await new Promise((resolve) => {
@@ -142,10 +142,10 @@ async function serve(server, store, { ends = () => Infinity, atMost = 6 } = {}) 
         return isLast ? end() : (await server.after(path)) ?? new Response(response);
       };
       const mine = { get: (part) => (alive ? store.get(part) : never()), put: (parts) => (alive ? store.put(parts) : never()) };
-      void new Loop(mine, { ...identity }, (status, entry) => alive && said.push([status.state, entry?.problem ?? status.message])).serve();
+      void new Loop(mine, { ...identity }, (status, entry) => alive && reports.push([status.state, entry?.problem ?? status.message])).serve();
     });
   }
-  return { said, isDone };
+  return { reports, isDone };
 }
 
 const identity = { id: given.name.split("\n")[0], capacity: given.capacity, items: 60, level: "plain", minCohort: 100, pem: "key", key: {} };
@@ -167,7 +167,7 @@ await during("undisturbed", async () => {
 });
 
 await during("a page ends at each request", async () => {
-  let told = 0; // times that the next page said that one was closed at work
+  let refusals = 0; // times that the next page sent that one was closed at work
   for (let at = 0; at < undisturbed.requests; at++)
     for (const when of ["before", "after"]) {
       const server = new Server(), store = await newStore();
@@ -176,9 +176,9 @@ await during("a page ends at each request", async () => {
       check(`${what}: one reply to a message`, atMostOne(server));
       check(`${what}: state`, store.kept(), first.kept());
       check(`${what}: replies`, server.taken, undisturbed.taken);
-      told += server.replies.some(([, , reason]) => reason.includes("a page that was closed at work"));
+      refusals += server.replies.some(([, , reason]) => reason.includes("a page that was closed at work"));
     }
-  check("the next page says that one was closed at work", told > undisturbed.requests);
+  check("the next page says that one was closed at work", refusals > undisturbed.requests);
 });
 
 await during("a full disk", async () => {
@@ -191,11 +191,11 @@ await during("a full disk", async () => {
       const errors = server.replies.filter(([, , reason]) => reason).length;
       if (errors && !failed) unchanged.push(refuses({ state: 0 }) ? store.kept().state === before.state : store.kept().model === before.model), failed++;
     };
-    const { said, isDone } = await serve(server, store), errors = server.replies.filter(([, , reason]) => reason);
+    const { reports, isDone } = await serve(server, store), errors = server.replies.filter(([, , reason]) => reason);
     check(`${what}: goes on once there is space`, isDone);
     check(`${what}: an error`, errors.map(([, , reason]) => reason), ["InvalidState: QuotaExceeded on the device; needed: a device that can reply. Its own page has the details."]);
     check(`${what}: nothing is stored meanwhile`, unchanged, [true]);
-    check(`${what}: a sentence`, said.some(([, words]) => words.includes("a disk that is full")));
+    check(`${what}: a sentence`, reports.some(([, words]) => words.includes("a disk that is full")));
     check(`${what}: one reply to a message`, atMostOne(server));
     check(`${what}: state`, store.kept(), first.kept());
   }
@@ -209,9 +209,9 @@ await during("a wrong clock", async () => {
       if (times++) server.done();
       return new Response("", { status: 401, headers: { date: new Date(Date.now() + 60_000 * minutes + 500).toUTCString() } });
     };
-    const { said } = await serve(server, store);
-    check("a sentence", said.filter(([state]) => state === "refused").map(([, one]) => one.includes("clock") && one.includes("the server's. Set it")), [true]);
-    check("how far", said.some(([, one]) => one.includes(words) || one.includes(words.replace("600", "599"))));
+    const { reports } = await serve(server, store);
+    check("a sentence", reports.filter(([state]) => state === "refused").map(([, one]) => one.includes("clock") && one.includes("the server's. Set it")), [true]);
+    check("how far", reports.some(([, one]) => one.includes(words) || one.includes(words.replace("600", "599"))));
     check("unchanged", store.kept(), before);
   }
 });
@@ -253,8 +253,8 @@ await during("a message beyond the capacity", async () => {
     if (!isRefused) state = store.kept().state;
     server.extra = server.waiting[0]?.kind === "train" && !isRefused ? names.map((name, place) => [name, large[place]]) : [];
   };
-  const { said, isDone } = await serve(server, store);
-  check("a sentence", said.some(([, words]) => words.includes("a message that is too large; needed: at most")));
+  const { reports, isDone } = await serve(server, store);
+  check("a sentence", reports.some(([, words]) => words.includes("a message that is too large; needed: at most")));
   check("it stops asking", names.filter((name) => server.asked.includes(name)).length, 1);
   check("it goes on", [isDone, store.kept()], [true, first.kept()]);
 });

@@ -115,7 +115,7 @@ int main(void) {
     float table[400] = {0}, own[4] = {1, 1, 1, 1}, scores[100], pairs[10] = {0}, weight[1] = {1}, sum[4] = {0};
     const fairfold_layout hashed = {400, 0, 400, 1, 5, 1};
     fairfold_device_model model = {
-        .form = {.product = 4, .optimiser = 2, .rate = .1}, .tables = {{hashed, table}}, .user = {own, NULL},
+        .form = {.product = 4, .optimizer = 2, .rate = .1}, .tables = {{hashed, table}}, .user = {own, NULL},
     };
     int64_t history[] = {1, 2, 3}, samples[6], ends[] = {3}, slots[3], starts[] = {0}, stops[] = {3};
     int8_t signs[3];

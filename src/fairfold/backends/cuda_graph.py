@@ -230,6 +230,7 @@ class CohortUpdates:
     sources: Tensor
 
     def __post_init__(self) -> None:
+        """Compute all clients' changes, and which client owns each of their numbers."""
         algorithm, sections = self.clients.plan.algorithm, self.lookups.sections
         assert isinstance(algorithm, GradientAlgorithm)
         self._algorithm = algorithm

@@ -159,7 +159,7 @@ def private_upload(
 
 
 def residual_steps(items: Sequence[int], item_shares: Sequence[float]) -> list[int]:
-    """What is unusual in a history, in multiples of 2⁻⁸ whose triangle has a norm of √½ at most."""
+    """Residuals of a history (has an item, minus how likely that is), scaled so that their triangle has a norm ≤ √½."""
     known = {item for item in items if item < len(item_shares)}
     if not known:
         return [0] * len(item_shares)

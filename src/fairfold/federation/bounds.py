@@ -35,7 +35,7 @@ class BoundsContributions(Capability):
         return None, held
 
     def sum_problem(self, update: Update, users: int) -> str | None:
-        """Why so many users together cannot have sent a sum, whose numbers are in range; or None."""
+        """Reason why so many users cannot have sent such a sum, though each number is in range; None if they can."""
         return None
 
 

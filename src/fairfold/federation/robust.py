@@ -30,7 +30,7 @@ class RobustAggregate(Aggregate):
         self.kept: dict[tuple[int, int], tuple[ClientTask, list[Update]]] = {}
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Keep an update."""
+        """Keep an update until all are combined."""
         if alone:
             super().add(task, update, alone=True)
             return

@@ -113,7 +113,7 @@ class SparseSum:
             self._merge_waiting()
 
     def total(self) -> Tensor:
-        """The sum, coalesced."""
+        """The sum of all vectors that were added, coalesced."""
         self._merge_waiting()
         return sparse_vector(*self._merged, self._size)
 

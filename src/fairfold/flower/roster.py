@@ -65,6 +65,7 @@ def openssh_line(one: Enrolled) -> str:
 
 
 def _entry(one: Enrolled, previous: str) -> dict[str, str | int]:
+    """Plain values of an enrolment, for a line of the roster's file."""
     return {"key": one.key.hex(), "node": f"{one.node:x}", "users": one.users, "previous": previous}
 
 
@@ -128,7 +129,7 @@ class Roster:
         return self.signer.public_key().public_bytes_raw()
 
     def content(self) -> bytes:
-        """All lines."""
+        """All lines of the roster's file."""
         return self.path.read_bytes() if self.path.exists() else b""
 
     def entries(self) -> list[Enrolled]:

@@ -174,7 +174,7 @@ def _replace(model: nn.Module, layers: list[tuple[str, Any]], make: Callable[[An
 def _make_shared(
     chosen: list[tuple[str, Layer]], share: Fraction, options: SubspaceOptions
 ) -> Callable[[Layer], FairModule]:
-    """One subspace over all chosen weights, one after another: what makes the made that read it.
+    """Lay one subspace over all chosen weights, one after another; returns what makes the layers that read it.
 
     A table is looked up by row number, so each tensor begins at a multiple of its row size (and of the chunk); the few
     coordinates skipped for that belong to no one, and count for nothing in the means.

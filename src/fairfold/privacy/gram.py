@@ -45,7 +45,7 @@ def item_shares(counts: Tensor, head: int) -> Tensor:
 
 
 def private_sum(items: Tensor, lengths: Tensor, shares: Tensor, leading: int) -> Tensor:
-    """The packed sum of v vᵀ over the leading items; histories are concatenated."""
+    """The packed sum Σ v vᵀ of scaled residuals v of users, over the leading items; histories are concatenated."""
     total = torch.zeros(leading, leading, dtype=torch.float64)
     blocks = torch.split(lengths, USERS_AT_ONCE)
     for part, block in zip(torch.split(items, [int(block.sum()) for block in blocks]), blocks, strict=True):

@@ -51,7 +51,7 @@ def events_until(folder: Path, round_number: int) -> tuple[list[Event], list[str
 
 
 def replace_events(folder: Path, events: list[Event]) -> None:
-    """Make these the only events of the file."""
+    """Overwrite the file of a run's events with these."""
     content = b"".join(map(_format_line, events))
     if _read_content(folder / NODES) != content:
         atomic_io.write_atomically(folder / NODES, content)

@@ -91,7 +91,7 @@ class RunSummary:
 
     @property
     def last(self) -> Evaluation | None:
-        """Last evaluation."""
+        """Last evaluation, of the server's model and of every size."""
         return self.evaluations[-1] if self.evaluations else None
 
 

@@ -148,10 +148,10 @@ static void fuzz_chain(void) {
     int64_t chunk = 1 + below(20), groups = below(60), repeats = 1 + below(6);
     int64_t small_size = groups * chunk, big_size = small_size * repeats;
     void *small = buffer(small_size, real), *big = buffer(big_size, real);
-    int64_t told_repeats = sane_or_hostile(repeats), told_chunk = sane_or_hostile(chunk);
-    fairfold_fold_groups(real, big, big_size, told_repeats, told_chunk, small, small_size, threads);
-    fairfold_unfold_groups(real, small, small_size, told_repeats, told_chunk, big, big_size, (int)below(2), threads);
-    if (real == 4) fairfold_fold_groups(-4, big, big_size, told_repeats, told_chunk, small, small_size, threads);
+    int64_t claimed_repeats = sane_or_hostile(repeats), claimed_chunk = sane_or_hostile(chunk);
+    fairfold_fold_groups(real, big, big_size, claimed_repeats, claimed_chunk, small, small_size, threads);
+    fairfold_unfold_groups(real, small, small_size, claimed_repeats, claimed_chunk, big, big_size, (int)below(2), threads);
+    if (real == 4) fairfold_fold_groups(-4, big, big_size, claimed_repeats, claimed_chunk, small, small_size, threads);
     free(small), free(big);
 }
 
@@ -180,10 +180,10 @@ static void free_places(fairfold_places places) { free((void *)places.positions)
 static void fuzz_train(void) {
     int real = chance(2) ? 4 : 8;
     int64_t units[3] = {1 + below(9), 1 + below(9), 1 + below(9)};
-    fairfold_model model = {.layers = below(4), .units = units, .rate = 0.1, .regulariser = 0.01};
+    fairfold_model model = {.layers = below(4), .units = units, .rate = 0.1, .l2 = 0.01};
     model.product = model.layers ? below(12) : 1 + below(12);
     if (model.layers) model.user = below(9), model.item = 1 + below(9);
-    model.output = below(2), model.rating = below(2), model.optimiser = below(3);
+    model.output = below(2), model.rating = below(2), model.optimizer = below(3);
     int64_t dense = 0, inputs = model.user + model.item;
     for (int64_t i = 0; i < model.layers; i++) dense += units[i] * (inputs + 1), inputs = units[i];
     if (model.output) dense += model.product + inputs + 1;
@@ -211,7 +211,7 @@ static void fuzz_train(void) {
     case 3: given.values = NULL; break;
     case 4: given.dense.signs = NULL; break;
     case 5: claimed.layers = chance(2) ? 65 + below(9) : -1 - below(9); break;
-    case 6: claimed.optimiser = 3 + below(9); break;
+    case 6: claimed.optimizer = 3 + below(9); break;
     case 7: claimed.product = -1 - below(4); break;
     default: break;
     }

@@ -50,7 +50,7 @@ class WorkerProcess:
         self.last_used = time.monotonic()
 
     def submit(self, message: bytes) -> None:
-        """Hand over a message."""
+        """Write a message to the worker's standard input."""
         self.message, self.deadline = message, float("inf")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

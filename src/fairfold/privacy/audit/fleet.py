@@ -92,7 +92,7 @@ def promotion(
 
 
 def _like(own: Update, change: Mapping[str, Tensor], task: ClientTask, sends_weights: bool) -> Update:
-    """The update of the weight of one's own that asks for a change."""
+    """An attacker's update: any wanted change, at the weight of its own honest update."""
     wanted = {name: of + task.vectors[name] if sends_weights else of for name, of in change.items()}
     return Update({name: (of * own.weight).to(own.sums[name].dtype) for name, of in wanted.items()}, own.weight)
 

@@ -56,7 +56,7 @@ def _logged(step: Method) -> Method:
 
 
 class SecureClient:
-    """One client in one session."""
+    """A client's side of one session of secure aggregation: a state machine."""
 
     def __init__(self, session: Session, identity: Identity, memory: Memory) -> None:
         self.session, self.identity, self.memory = session, identity, memory

@@ -125,7 +125,7 @@ class SecureServer:
         return dict.fromkeys(names.values(), message.packed(self.session_digest))
 
     def _form_cohort(self) -> dict[int, bytes]:
-        """Form the cohort of the clients that gave keys; sizes that are too thin step down."""
+        """Form the cohort of the clients that gave keys; where too few have a size, they take the next smaller."""
         layout, min_cohort = self.session.layout, self.session.min_cohort
         sizes = {name: self.wanted[name] for name in sorted(self.adverts)}
         if self.room is not None:
@@ -150,7 +150,7 @@ class SecureServer:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of the cohort."""
+        """Hash of session and cohort, which every later message has to name."""
         return self.cohort.digest(self.session_digest)
 
     @cached_property

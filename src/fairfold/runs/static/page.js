@@ -167,9 +167,9 @@ function show(status) {
 
 async function look() {
   try {
-    const answer = await fetch("status.json", {headers});
-    if (!answer.ok) throw new Error(await answer.text());
-    show(await answer.json());
+    const response = await fetch("status.json", {headers});
+    if (!response.ok) throw new Error(await response.text());
+    show(await response.json());
     document.body.dataset.wide = String(document.documentElement.scrollWidth > innerWidth);  // for tests
     document.body.dataset.looked = String(Number(document.body.dataset.looked || 0) + 1);
   } catch (error) {
