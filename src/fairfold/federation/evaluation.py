@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.config import Settings
+from fairfold.config.tables import InteractionData
 from fairfold.data import Interactions
 from fairfold.data.download import PUBLIC_DATASETS
 from fairfold.data.images import ImageDataset
@@ -210,12 +211,11 @@ class Evaluator:
     def published(self) -> Mapping[str, float]:
         """What papers report on this split of a public data set."""
         data, settings = self.federation.data, self.federation.plan.settings
-        split_anew = getattr(settings.data, "resplit", False)
         known = PUBLIC_DATASETS.get(data.name)
-        if known is None or known.published is None or split_anew or not settings.run.baselines:
+        split_anew = isinstance(settings.data, InteractionData) and settings.data.resplit
+        if known is None or known.published is None or isinstance(data, ImageDataset) or split_anew:
             return {}
-        assert not isinstance(data, ImageDataset)
-        return known.published.on(len(data.train), len(data.test), self.metric)
+        return known.published.on(len(data.train), len(data.test), self.metric) if settings.run.baselines else {}
 
     def notes(self) -> list[str]:
         """A sentence where not all users are evaluated."""
