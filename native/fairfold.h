@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 8
+#define FAIRFOLD_ABI 9
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -130,6 +130,12 @@ FAIRFOLD_API int fairfold_packed_products(const fairfold_packed *table, const in
 FAIRFOLD_API int fairfold_packed_sum(const fairfold_packed *table, const int64_t *ids, int64_t count,
                                      const float *factors, float *sum);
 
+typedef enum {
+    FAIRFOLD_PAIRWISE = 0, /* of a sample's first item and each of its others (BPR) */
+    FAIRFOLD_SQUARED = 1,  /* squared error of ratings */
+    FAIRFOLD_SOFTMAX = 2,  /* of its first item among all of them */
+} fairfold_loss;
+
 /* The models that a client can be trained on in one call: an item's score is the sum of what the branches give, each
  * number weighted by the output layer where there is one. The product branch multiplies the user's and the item's
  * numbers; the network puts other numbers of both through layers of `units`, each followed by a rectifier. */
@@ -139,8 +145,8 @@ typedef struct {
     int64_t layers;       /* of the network; 0 without one */
     const int64_t *units; /* of each layer */
     int64_t output;       /* whether there is an output layer: a weight a number, and a bias */
-    int64_t rating;       /* squared error of ratings; else the pairwise loss of a sample's first item and its others */
-    double l2;            /* of the pairwise loss */
+    int64_t loss;         /* a fairfold_loss */
+    double l2;            /* of the losses of rankings */
     int64_t optimizer;    /* 0 SGD, 1 Adagrad, 2 Adam, as torch has them */
     double rate;
 } fairfold_model;

@@ -45,7 +45,8 @@ static int possible(const fairfold_model *m) {
     if (!m->layers && (m->user || m->item)) return 0;
     for (int64_t i = 0; i < m->layers; i++)
         if (m->units[i] < 1 || m->units[i] > MOST_COLUMNS) return 0;
-    return m->product + m->layers > 0 && m->optimizer >= 0 && m->optimizer <= 2;
+    return m->product + m->layers > 0 && m->optimizer >= 0 && m->optimizer <= 2 &&
+           m->loss >= FAIRFOLD_PAIRWISE && m->loss <= FAIRFOLD_SOFTMAX;
 }
 
 static int64_t dense_size(const fairfold_model *m) {
@@ -61,9 +62,10 @@ int fairfold_train(const fairfold_model *m, int real, const fairfold_client *c) 
     if (!m || !c || (real != 4 && real != 8) || !possible(m)) return FAIRFOLD_BAD_ARGUMENT;
     if (c->size < 0 || c->size > INT32_MAX || c->rows < 0 || c->count < 0 || c->steps < 0) return FAIRFOLD_BAD_ARGUMENT;
     if (c->rows > MOST_COUNT || c->count > MOST_COUNT || c->steps > INT32_MAX - 1) return FAIRFOLD_UNSUPPORTED;
-    if (c->width < (m->rating ? 1 : 2) || c->width > MOST_COLUMNS) return FAIRFOLD_BAD_ARGUMENT;
+    const int rated = m->loss == FAIRFOLD_SQUARED;
+    if (c->width < (rated ? 1 : 2) || c->width > MOST_COLUMNS) return FAIRFOLD_BAD_ARGUMENT;
     if (c->steps == 0) return FAIRFOLD_OK;
-    if (!c->values || !c->samples || !c->ends || (m->rating && !c->targets)) return FAIRFOLD_BAD_ARGUMENT;
+    if (!c->values || !c->samples || !c->ends || (rated && !c->targets)) return FAIRFOLD_BAD_ARGUMENT;
     int64_t before = 0;
     for (int64_t step = 0; step < c->steps; before = c->ends[step++])
         if (c->ends[step] <= before || c->ends[step] > c->count) return FAIRFOLD_BAD_ARGUMENT;

@@ -26,7 +26,7 @@
 
 #include "../fairfold.h"
 
-#define FAIRFOLD_DEVICE_ABI 1
+#define FAIRFOLD_DEVICE_ABI 2
 
 /* A tensor as this device holds it: `layout.head + layout.tail` numbers, from which `layout.full_size` follow. */
 typedef struct {

@@ -52,14 +52,14 @@ static int64_t length_of(const fairfold_tensor *t) {
 static void train_and_score(int *counts) {
     const int64_t held = ITEMS * FACTORS / 4;
     fairfold_tensor tables[2], dense[4];
-    int64_t form[] = {FACTORS, FACTORS, FACTORS, 1, 1, 0, (int64_t)draw(3)}, units[] = {FACTORS};
+    int64_t form[] = {FACTORS, FACTORS, FACTORS, 1, 1, (int64_t)draw(3), (int64_t)draw(3)}, units[] = {FACTORS};
     const int64_t sizes[] = {FACTORS * 2 * FACTORS, FACTORS, 2 * FACTORS, 1};
     for (int k = 0; k < 2; k++) {
         const int64_t head = 8 * (int64_t)draw(2), chunk = 1 + 3 * (int64_t)draw(2);
         tables[k].layout = (fairfold_layout){ITEMS * FACTORS, head, held, chunk, state, draw(2)};
     }
     for (int k = 0; k < 4; k++) dense[k].layout = (fairfold_layout){sizes[k], sizes[k], 0, 1, 0, 1};
-    int64_t numbers[] = {12, 2, 3}, dense_count = 4; /* samples, their width, steps */
+    int64_t numbers[] = {12, 2 + (int64_t)draw(2), 3}, dense_count = 4; /* samples, their width, steps */
     switch (draw(6)) {
     case 0: spoil((int64_t *)&tables[draw(2)].layout, 4, 1 + (int)draw(2)); break;
     case 1: spoil((int64_t *)&dense[draw(4)].layout, 4, 1 + (int)draw(2)); break;

@@ -19,8 +19,8 @@ def held(size: int) -> dict[str, Any]:
 
 HELD = {"p": held(8), "i": held(8), "w": held(8) | {"shape": [2 * WIDTH], "full_size": 2 * WIDTH, "size": 2 * WIDTH}}
 FORMS = {
-    "mf": native.NetworkForm(WIDTH, 0, (), False, ("p",), ("u",), (), 0.0, "sgd", 0.1),
-    "network": native.NetworkForm(0, WIDTH, (), True, ("i",), ("v",), ("w",), 0.0, "sgd", 0.1),
+    "mf": native.NetworkForm(WIDTH, 0, (), False, ("p",), ("u",), (), "bpr", 0.0, "sgd", 0.1),
+    "network": native.NetworkForm(0, WIDTH, (), True, ("i",), ("v",), ("w",), "softmax", 0.0, "sgd", 0.1),
 }
 
 

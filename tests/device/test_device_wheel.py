@@ -1,12 +1,12 @@
 """The small wheel: built from this repository, it enrols, trains and recommends without the rest of fairfold."""
 
 import ast
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import zipfile
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "device_wheel.py"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a Python that has the small wheel, and of others its two requirements alone."""
     folder = tmp_path_factory.mktemp("wheel")
-    spec = util.spec_from_file_location("device_wheel", SCRIPT)
+    spec = importlib.util.spec_from_file_location("device_wheel", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
-    script: Any = util.module_from_spec(spec)
+    script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     path = script.build(folder / "dist")
     assert path.stat().st_size < 300_000
@@ -34,9 +34,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         wheel.extractall(folder / "site")
         metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("METADATA"))).decode()
     assert metadata.count("Requires-Dist") == 2
-    for name in ("cryptography", "tomli_w", "cffi", "_cffi_backend.*"):
-        for found in Path(sysconfig.get_path("purelib")).glob(name):
-            os.symlink(found, folder / "site" / found.name)
+    for name in ("cryptography", "tomli_w", "cffi", "_cffi_backend"):
+        origin = Path(str(importlib.import_module(name).__file__))  # wherever this Python has it
+        found = origin.parent if origin.stem == "__init__" else origin
+        os.symlink(found, folder / "site" / found.name)
     return os.environ | {"PYTHONPATH": str(folder / "site")}
 
 

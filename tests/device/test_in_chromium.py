@@ -213,7 +213,7 @@ def test_the_page_asks_first_and_refuses_in_words(tmp_path: Path, tab: Browser) 
         cut = tab.another()
         cut.open(fleet.link, DESKTOP, dark=False)
         cut.value(f"location.hash = {fleet.link.partition('#')[2][:-9]!r}")
-        cut.wait_for("document.body.innerText.includes('cut off or has a typing error')")
+        cut.wait_for("document.body?.innerText.includes('cut off or has a typing error')")
 
 
 def test_a_site_hands_over_rows(tmp_path: Path, tab: Browser) -> None:

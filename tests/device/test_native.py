@@ -129,6 +129,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("authors", {"depth": 2, "aggregation": "delta"}),
     ("authors", {"model": {"kind": "mf", "factors": 6}, "local_optimizer": "adagrad", "aggregation": "delta"}),
     ("paper", {"local_optimizer": "sgd", "batch_size": 7, "num_negatives": 3, "compress": "all", "weighting": "equal"}),
+    ("paper", {"objective": "softmax", "num_negatives": 5, "depth": 2, "aggregation": "delta"}),
 ]
 
 
@@ -190,7 +191,7 @@ def test_subspaces_that_are_none_are_refused(change: dict[str, Any]) -> None:
 
 
 def test_samples_beyond_the_table_change_nothing() -> None:
-    form = native.NetworkForm(2, 0, (), False, ("t",), ("u",), (), 0.0, "sgd", 0.1)
+    form = native.NetworkForm(2, 0, (), False, ("t",), ("u",), (), "bpr", 0.0, "sgd", 0.1)
     values, own = {"t": array("f", [1, 2, 3, 4])}, {"u": array("f", [1, 1])}
     network = native.LocalNetwork(form, {"t": HELD}, values, own)
     for items, ends in (([0, 6], [1]), ([0, -1], [1]), ([0, 1], [2]), ([0, 1], [0])):

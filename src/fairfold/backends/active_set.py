@@ -99,10 +99,10 @@ def _touched_positions(projection: Coordinatewise, coordinates: Tensor) -> tuple
 def train_compiled(client: ActiveSet, training: RankingTraining) -> bool:
     """Train a client in one call of compiled code, in place; False where the model or the machine has none."""
     settings, form = training.steps, training.form
-    if form is None or client.factors or training.objective != "bpr":
+    loss = "ratings" if training.ratings else training.objective
+    if form is None or client.factors or loss == "squared":
         return False
-    l2 = 0.0 if training.ratings else settings.l2
-    objective = Objective(training.ratings, l2, settings.local_optimizer, settings.local_lr)
+    objective = Objective(loss, 0.0 if training.ratings else settings.l2, settings.local_optimizer, settings.local_lr)
     tables, own, dense = (
         [client.positions[name] for name in names] for names in (training.tables, training.user_vectors, training.dense)
     )

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from fairfold.device.facts import MAX_ITEMS, invalid_message, number_in, table_in
 from fairfold.device.layout import layout_of
 from fairfold.device.model import ndcg_of
-from fairfold.device.native import LocalNetwork, NetworkForm, add_weighted, draw_samples, library
+from fairfold.device.native import LOSSES, LocalNetwork, NetworkForm, add_weighted, draw_samples, library
 from fairfold.device.requests import NeedsWorker, TaskInput, require_room
 from fairfold.device.store import DeviceState, Tables
 from fairfold.device.stored_model import StoredModel
@@ -62,7 +62,7 @@ def can_train(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether this device trains such a task itself."""
     algorithm, model = settings["algorithm"], settings["model"]
     is_known = model["kind"] in ("mf", "neumf") and not model.get("item_bias") and not model.get("dropout")
-    loss = algorithm.get("objective", "bpr") == "bpr" and not algorithm.get("prox")
+    loss = algorithm.get("objective", "bpr") in LOSSES and not algorithm.get("prox")
     ours = algorithm["kind"] == "gradient" and algorithm.get("user_vectors", "private") == "private"
     method = settings["subspace"]["method"] in ("fair", "fedavg", "fair_hom", "full_trn")
     return bool(is_known and loss and ours and method and not facts.get("half") and library() is not None)
@@ -72,7 +72,8 @@ def form_of(settings: Mapping[str, Any]) -> NetworkForm:
     """The model that settings name."""
     model, algorithm = settings["model"], settings["algorithm"]
     factors = int(model["factors"])
-    rest = (float(algorithm.get("l2", 0.0)), str(algorithm["local_optimizer"]), float(algorithm["local_lr"]))
+    optimizer = str(algorithm["local_optimizer"]), float(algorithm["local_lr"])
+    rest = (str(algorithm.get("objective", "bpr")), float(algorithm.get("l2", 0.0)), *optimizer)
     if model["kind"] == "mf":
         return NetworkForm(factors, 0, (), False, ("item.weight",), ("user.weight",), (), *rest)
     depth = int(model.get("depth", 1))

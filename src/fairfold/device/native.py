@@ -14,8 +14,9 @@ from fairfold.device.facts import MAX_ITEMS
 from fairfold.device.layout import LONG, layout_of
 from fairfold.errors import InvalidMessage
 
-NAME, ABI = "fairfold_device.so", 1
+NAME, ABI = "fairfold_device.so", 2
 MAX_DRAWN = 1 << 32  # items of the samples of a round
+LOSSES = {"bpr": 0, "softmax": 2}  # as fairfold.h has them
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
@@ -33,7 +34,7 @@ class _Tensor(Structure):
 class _Form(Structure):
     _fields_ = [
         ("product", c_int64), ("user", c_int64), ("item", c_int64), ("layers", c_int64), ("units", POINTER(c_int64)),
-        ("output", c_int64), ("rating", c_int64), ("regularizer", c_double), ("optimizer", c_int64), ("rate", c_double),
+        ("output", c_int64), ("loss", c_int64), ("regularizer", c_double), ("optimizer", c_int64), ("rate", c_double),
     ]  # fmt: skip
 
 
@@ -93,6 +94,7 @@ class NetworkForm:
     tables: tuple[str, ...]
     users: tuple[str, ...]
     dense: tuple[str, ...]
+    loss: str
     l2: float
     optimizer: str
     rate: float
@@ -120,10 +122,8 @@ class LocalNetwork:
         for side, table, user in zip(branches, form.tables, form.users, strict=True):
             tables[side] = self._tensor(projections[table], values[table])
             users[side] = _address_of(own[user], "f", form.width if side else form.product)
-        width, optimizer = form.width, OPTIMIZERS[form.optimizer]
-        described = _Form(
-            form.product, width, width, len(form.layers), units, form.output, 0, form.l2, optimizer, form.rate
-        )
+        steps = LOSSES[form.loss], form.l2, OPTIMIZERS[form.optimizer], form.rate
+        described = _Form(form.product, form.width, form.width, len(form.layers), units, form.output, *steps)
         self._alive += [units, dense]
         self._model = _Model(described, tables, dense, len(form.dense), users)
 

@@ -62,8 +62,8 @@ class SignedPositions:
 class Objective:
     """The loss of compiled training, and its optimizer."""
 
-    rating: bool  # squared error of ratings; else the pairwise loss of a sample's first item and its others
-    l2: float  # of the pairwise loss
+    loss: Literal["bpr", "ratings", "softmax"]  # "ratings": the squared error of ratings
+    l2: float  # of the losses of rankings
     optimizer: Literal["sgd", "adagrad", "adam"]  # as torch has it
     lr: float
 

@@ -183,12 +183,12 @@ static void fuzz_train(void) {
     fairfold_model model = {.layers = below(4), .units = units, .rate = 0.1, .l2 = 0.01};
     model.product = model.layers ? below(12) : 1 + below(12);
     if (model.layers) model.user = below(9), model.item = 1 + below(9);
-    model.output = below(2), model.rating = below(2), model.optimizer = below(3);
+    model.output = below(2), model.loss = below(3), model.optimizer = below(3);
     int64_t dense = 0, inputs = model.user + model.item;
     for (int64_t i = 0; i < model.layers; i++) dense += units[i] * (inputs + 1), inputs = units[i];
     if (model.output) dense += model.product + inputs + 1;
     fairfold_client client = {.size = 1 + below(200), .rows = 1 + below(30), .count = 1 + below(40)};
-    client.width = model.rating ? 1 + below(2) : 2 + below(3);
+    client.width = model.loss == FAIRFOLD_SQUARED ? 1 + below(2) : 2 + below(3);
     void *values = buffer(client.size, real), *pull = buffer(client.size, real), *targets = buffer(client.count, real);
     int32_t *samples = buffer(client.count * client.width, 4);
     for (int64_t i = 0; i < client.count * client.width; i++)

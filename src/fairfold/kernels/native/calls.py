@@ -34,6 +34,7 @@ from fairfold.kernels.reference import PackedRows
 from fairfold.kernels.training import LocalSamples, ModelForm, Objective, SignedPositions
 
 _FOLD_KIND = {**REAL_BYTES, torch.int32: -4}
+_LOSSES = {"bpr": 0, "ratings": 1, "softmax": 2}
 _OPTIMIZERS = {"sgd": 0, "adagrad": 1, "adam": 2}
 _pack_model = struct.Struct("qqqqPqqdqd").pack  # fairfold_model
 _pack_table = struct.Struct("Pqqqq").pack  # fairfold_packed
@@ -285,7 +286,7 @@ def train_client(
 
     model = _pack_model(
         *(form.product, form.user, form.item, len(form.layers), address(torch.tensor(form.layers), torch.int64)),
-        *(form.output, objective.rating, objective.l2, _OPTIMIZERS[objective.optimizer], objective.lr),
+        *(form.output, _LOSSES[objective.loss], objective.l2, _OPTIMIZERS[objective.optimizer], objective.lr),
     )
     client = _pack_client(
         *(values.data_ptr(), values.numel(), address(prox_weights, values.dtype)),

@@ -26,7 +26,7 @@ from fairfold.errors import InvalidVector
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.reference import bad_rows
 
-ABI = 8  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
+ABI = 9  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
 
 _NAME = "fairfold_native.so"
 _SWITCH = "FAIRFOLD_NATIVE"
