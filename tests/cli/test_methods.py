@@ -60,6 +60,7 @@ def test_a_plugin_file_is_named_on_the_command_line(tmp_path: Path) -> None:
     words = ["--plugin", str(file), "--method", "mine_of_the_test", "--capacities", "1x-2x"]
     works("train", *words, *SMALL, "--out", str(tmp_path / "run"))
     assert os.environ[plugins.VARIABLE] == str(file)  # programs that this one starts load it as well
+    assert "or one of your own with --plugin FILE.py" in " ".join(fails("train", "--method", "unheard_of").split())
 
 
 @pytest.mark.usefixtures("clean")

@@ -6,6 +6,8 @@ import pytest
 
 from experiments.experiment import GROUPS, known_experiments, named, read_experiment
 from experiments.records import file_name
+from fairfold.config import read_settings
+from fairfold.config.files import load_settings
 from fairfold.errors import InvalidSettings
 from tests.support.experiments import SMALL, write
 
@@ -52,6 +54,16 @@ def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> Non
     assert places["1x", "FedAvg"].values["subspace"] == {"method": "fedavg"}  # another method starts anew
     assert "columns" not in places["1x", "FedAvg"].values
     assert sum(cell.row == "baselines" for cell in experiment.cells) == 1  # no seed, no training: once
+
+
+def test_the_tables_of_a_recipe_have_its_settings() -> None:
+    """So a recipe that is changed has to be run again: its records are of other settings."""
+    mixed = [cell for cell in read_experiment("fair").cells if cell.row == "mixed"]
+    assert mixed
+    for cell in mixed:
+        data = {f"data.{key}": value for key, value in cell.values["data"].items()}
+        recipe = load_settings(None, data | {"run.evaluate_every": 1000}, "fair")
+        assert read_settings(cell.values) == recipe
 
 
 def test_references_are_those_of_the_data_and_of_the_measure() -> None:

@@ -115,6 +115,12 @@ def test_the_commands_serve_what_was_trained(fleet: tuple[Nodes, Path], tmp_path
     assert "`fairfold node recommend DEVICE --user 1`" in refused
     assert "--history 1,5,9`" in refused
     assert "is not the folder of a device" in fails("node", "recommend", str(place / "elsewhere"))
+    refused = " ".join(fails("node", "recommend", str(place / "run"), "--data", str(tmp_path / "mine.csv")).split())
+    assert f"`fairfold recommend {place / 'run'} --history 1,5,9`" in refused  # its model is the server's
+    (tmp_path / "local" / "nodes" / "0").mkdir(parents=True)
+    refused = " ".join(fails("node", "recommend", str(tmp_path / "local")).split())
+    assert f"`fairfold node recommend {tmp_path / 'local'}/nodes/0`" in refused
+    assert "such as 1. " in fails("node", "recommend", str(tmp_path), "--user", "99")
     (tmp_path / "mine.csv").write_text("user,item,rating\n")
     assert "holds no interactions" in fails("node", "recommend", str(tmp_path))
     (tmp_path / "mine.csv").write_text("user,item,rating\n1,9999,3\n")

@@ -231,10 +231,16 @@ def node_recommend(
 
     state = folder if (folder / MODEL_FILE).is_file() else folder / "state"
     catalogue = folder / "catalogue.txt"
-    if data is None and (folder / NodeFolder.FILE).is_file():
+    enrolled = (folder / NodeFolder.FILE).is_file()
+    if data is None and enrolled:
         data = Path(NodeFolder.open(folder).data)
-    if not (state / MODEL_FILE).is_file() and not (folder / NodeFolder.FILE).is_file():
+    is_run = (folder / "settings.toml").is_file()  # whose model.safetensors is the server's
+    if not enrolled and (is_run or not (state / MODEL_FILE).is_file()):
         remedy = "`fairfold node enrol` makes one; `fairfold federate --out trial` makes trial/nodes/0 and others."
+        if (folder / "nodes" / "0").is_dir():
+            remedy = f"Those of its devices are in {folder}/nodes: `fairfold node recommend {folder}/nodes/0`."
+        elif is_run:
+            remedy = f"It is that of a run or a server: `fairfold recommend {folder} --history 1,5,9`."
         raise InvalidSettings(f"{folder}, which is not the folder of a device", "one that enrolled", remedy)
     if data is None:
         remedy = f"Name the device's file: `fairfold node recommend {folder} --data FILE`."
@@ -245,13 +251,13 @@ def node_recommend(
     histories = source.histories(model.items, ratings=model.kind == "ratings")
     if not histories:
         raise InvalidData(f"{data}, which holds no interactions", "at least one", "Check the file.")
+    some = ", ".join(sorted(histories)[:3])
     if user is None and len(histories) > 1:
-        some = ", ".join(sorted(histories)[:3])
         given = f"a device with {len(histories)} users"
         raise InvalidSettings(given, f"--user, such as {some}", "Add --user with the name of one of them.")
     chosen = next(iter(histories), "") if user is None else user
     if chosen not in histories:
-        raise InvalidSettings(f"user {chosen!r}", f"a user of {data}", "Check the name.")
+        raise InvalidSettings(f"user {chosen!r}", f"a user of {data}, such as {some}", "Check the name.")
     found: list[tuple[int, float]] | list[tuple[int, float | None]]
     try:
         found = offline.recommend(state, model, chosen, histories[chosen], top)

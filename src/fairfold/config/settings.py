@@ -283,7 +283,8 @@ def _explain_problem(table: str, kinds: Kinds, problem: Mapping[str, Any]) -> st
     path = [str(part) for part in problem["loc"]]
     if type_.startswith("union_tag"):
         given = problem["input"][tag]
-        wanted = f"one of {', '.join(map(repr, kinds))}{did_you_mean(str(given), kinds)}"
+        own = "" if table == "data" else ", or one of your own with --plugin FILE.py"
+        wanted = f"one of {', '.join(map(repr, kinds))}{did_you_mean(str(given), kinds) or own}"
         return f"{table}.{tag} = {given!r}: {wanted}"
     kind = kinds[path.pop(0)] if tag and path else kinds.get("")
     name = ".".join([table, *path])
