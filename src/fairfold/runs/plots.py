@@ -86,15 +86,16 @@ def quality_by_memory(
     figure = Figure(figsize=NARROW, layout="constrained")
     axes = figure.add_subplot()
     axes.set_ylabel(metric_label(metric))
+    sizes: dict[tuple[float, float], str] = {}
     for name, unordered, look in lines:
         points = sorted(unordered, key=lambda point: point[1])
         places = [(held, reached) for _, held, reached in points]
         own: Any = look if len(points) > 1 else look | {"linestyle": ""}
         axes.plot(*zip(*places, strict=True) if places else ((), ()), linewidth=1.8, label=name, **own)
-        for place in sorted(set(places)) if annotated else ():  # equal sizes share a label
-            sizes = ", ".join(size for size, *point in points if tuple(point) == place)
-            axes.annotate(sizes, place, xytext=(0, 7), textcoords="offset points", ha="center")
+        for place in set(places) if annotated else ():  # equal sizes share a label
+            sizes[place] = ", ".join(size for size, *point in points if tuple(point) == place)
     _baselines(baselines, axes, "y")
+    _write_sizes(axes, sizes)
     axes.set_xscale("log")
     held = sorted({held for _, points, _ in lines for _, held, _ in points})
     ticks, room = held[:1], (held[-1] / held[0]) ** 0.16  # for a label, on this scale
@@ -106,6 +107,15 @@ def quality_by_memory(
     legend(figure, [axes], 2)
     axes.margins(0.12, 0.15)
     return figure
+
+
+def _write_sizes(axes: Axes, sizes: Mapping[tuple[float, float], str]) -> None:
+    """Write sizes at their points: above each, or below it where the label would reach the next point above."""
+    low, high = axes.get_ylim()
+    for (held, reached), text in sorted(sizes.items()):
+        is_below = any(other == held and 0 < above - reached < 0.08 * (high - low) for other, above in sizes)
+        offset, side = (-7, "top") if is_below else (7, "bottom")
+        axes.annotate(text, (held, reached), (0, offset), textcoords="offset points", ha="center", va=side)
 
 
 def _baselines(baselines: Mapping[str, float], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
