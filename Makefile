@@ -112,10 +112,14 @@ device-wheel: wheel  ## the small wheel for devices (fairfold-device) in dist, f
 	$(BIN)/python -m twine check --strict dist/fairfold_device-*
 	@ls -l dist
 
+conda: $(STAMP)  ## check the recipe for conda-forge (deploy/conda)
+	@$(BIN)/python -c 'import rattler_build' 2> /dev/null || $(BIN)/python -m pip install --quiet py-rattler-build
+	$(BIN)/python deploy/conda/check.py
+
 # As a user who installs it finds it: an environment with nothing of this one, and the sources out of reach.
 RELEASE := build/release
 NOTES ?= Unreleased
-release: wheel  ## the wheel and sources of a release: checked, installed in a bare environment, README typed there, notes beside (NOTES=0.1.0)
+release: wheel conda  ## the wheel and sources of a release: checked, installed in a bare environment, README typed there, notes beside (NOTES=0.1.0)
 	@$(BIN)/python -c 'import twine' 2> /dev/null || $(BIN)/python -m pip install --quiet twine
 	$(BIN)/python -m twine check --strict dist/fairfold-*
 	@if $(BIN)/python -m pip index versions fairfold 2> /dev/null; then echo "fairfold: these versions are on PyPI; is the project ours?"; \

@@ -38,6 +38,20 @@ def test_every_extra_has_bounds() -> None:
         assert pins(PROJECT["project"], [extra])
 
 
+def test_the_conda_recipe_has_the_bounds_of_the_package() -> None:
+    recipe = yaml.safe_load((ROOT / "deploy" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    project = PROJECT["project"]
+    wanted = {"python" + project["requires-python"], *project["dependencies"]}
+    found = {line.replace(" ", "").replace("pytorch", "torch") for line in recipe["requirements"]["run"]}
+    assert found == wanted
+    builders = [line.replace(" ", "") for line in recipe["requirements"]["host"] if "scikit" in line]
+    assert builders == PROJECT["build-system"]["requires"]
+    (command,) = project["scripts"].items()
+    assert recipe["build"]["python"]["entry_points"] == [" = ".join(command)]
+    about = (recipe["context"]["version"], recipe["about"]["summary"], recipe["about"]["license"])
+    assert about == (__version__, project["description"], project["license"])
+
+
 def test_no_file_of_the_package_is_left_out() -> None:
     """A pattern without a slash in front is any folder of that name, within the package as well."""
     left_out = PROJECT["tool"]["scikit-build"]["sdist"]["exclude"]
