@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-slow test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel device-wheel release format notes clean
+.PHONY: help run env lint types test test-all test-slow test-oldest test-others test-faults test-mutants fuzz bench reproduce docs notebooks wheel device-wheel conda release format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'

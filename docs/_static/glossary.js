@@ -3,7 +3,8 @@ addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector("article");
   if (!article || location.pathname.endsWith("concepts.html")) return;
   const words = Object.keys(WORDS).sort((a, b) => b.length - a.length);
-  const pattern = new RegExp(`\\b(${words.join("|")})s?\\b`, "i");
+  const verb = "(?! (?:it|as|on|over|a|the|this|them|all)\\b)"; // "it runs as": another meaning than that of the noun
+  const pattern = new RegExp(`\\b(${words.join("|")})s?\\b${verb}`, "i");
   const seen = new Set();
   const walker = document.createTreeWalker(article, NodeFilter.SHOW_TEXT, {
     acceptNode: node => node.parentElement.closest("p, li") && !node.parentElement.closest("a, code, pre, abbr, nav")
