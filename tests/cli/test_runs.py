@@ -181,6 +181,17 @@ def test_report_compares_runs_and_writes_a_page(several: Path, tmp_path: Path) -
     assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
 
 
+def test_runs_of_fleets_are_found_where_federate_and_servers_leave_them(tmp_path: Path) -> None:
+    server = tmp_path / "fleets" / "one" / "server"
+    run(small(), server / "run")
+    (server / "settings.toml").write_text("# fairfold run, format 1\n")  # the server's own, which is no run's
+    for folder in (server, server.parent, server.parent.parent):
+        assert "fair 1x-4x-16x" in works("report", str(folder), "--no-page")
+    (server / "server.toml").touch()
+    for folder in (server, server.parent):
+        assert "server.toml" in fails("watch", str(folder), "--host", "0.0.0.0")
+
+
 def test_the_same_runs_give_the_same_page(several: Path, tmp_path: Path) -> None:
     pages = []
     for name in ("one", "two"):

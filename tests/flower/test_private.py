@@ -24,14 +24,14 @@ from fairfold.flower import wire
 from fairfold.flower.messages import secure_in
 from fairfold.flower.preparation import refuse_simulation_only
 from fairfold.flower.protocol import KEYS
-from fairfold.privacy.audit.auditor import load_for_replay, run_folder
+from fairfold.privacy.audit.auditor import load_for_replay
 from fairfold.privacy.fixed_point import Encoding, FixedPointVector, Segment, add_modular
 from fairfold.privacy.ledger import Ledger
 from fairfold.privacy.noise import client_noise_sigma, min_survivors
 from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.messages import Session, parse_message
 from fairfold.privacy.secure.server import Phase, SecureServer
-from fairfold.runs.folder import read_json
+from fairfold.runs.folder import read_json, run_of
 from tests.flower.test_secure import data, no_update_is_seen
 from tests.support.nodes import Nodes, as_devices, assert_same, in_process, simulated
 
@@ -189,9 +189,9 @@ def test_its_run_can_be_audited(tmp_path: Path) -> None:
     in_folder = tmp_path / "server" / "run"
     federation(tmp_path / "devices", run_folder=in_folder).run()
     with pytest.raises(InvalidSettings, match="whose data lies on its devices"):
-        load_for_replay(run_folder(tmp_path))
+        load_for_replay(run_of(tmp_path))
     (tmp_path / "data.toml").write_text('kind = "synthetic"\nusers = 10\nitems = 30\ninteractions_per_user = 4\n')
-    settings, loaded = load_for_replay(run_folder(tmp_path))
+    settings, loaded = load_for_replay(run_of(tmp_path))
     assert isinstance(settings.privacy, DifferentialPrivacy)
     assert (loaded.num_users, loaded.num_items) == (10, 30)
 

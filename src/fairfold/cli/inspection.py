@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or a folder of such folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or fleets, or of many such.")],
     out: Annotated[Path, typer.Option(help="Folder for the page (report.html) and the plots.")] = Path("report"),
     page: Annotated[bool, typer.Option(help="Write the page and the plots, or only show the table.")] = True,
 ) -> None:
@@ -70,7 +70,7 @@ def comparison(data: str, runs: list[RunSummary]) -> Table:
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a fleet's server.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, of a fleet's server, or of `federate`.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8050,
     host: Annotated[str, typer.Option(help="Address to listen on; other than localhost needs --token.")] = "127.0.0.1",
     token: Annotated[str | None, typer.Option(envvar="FAIRFOLD_WATCH_TOKEN", help="Password of the page.")] = None,
@@ -98,7 +98,8 @@ def watch(
         raise InvalidSettings(
             "`fairfold watch`, which needs uvicorn", "the extra 'flower'", install_hint("flower")
         ) from None
-    server = ServerFolder.open(run) if (run / ServerFolder.FILE).is_file() else None
+    folders = [folder for folder in (run, run / "server") if (folder / ServerFolder.FILE).is_file()]  # or of `federate`
+    server = ServerFolder.open(folders[0]) if folders else None
     if server is None:
         require_run(run)
     if host not in LOOPBACK and not token:
@@ -144,10 +145,11 @@ def audit(
     """
     import json
 
-    from fairfold.privacy.audit.auditor import Auditor, load_for_replay, run_folder
+    from fairfold.privacy.audit.auditor import Auditor, load_for_replay
+    from fairfold.runs.folder import run_of
 
     console = Terminal()
-    folder = run_folder(run)
+    folder = run_of(run)
     if fleet:
         from fairfold.privacy.audit.fleet_report import fleet_findings
 

@@ -123,11 +123,13 @@ def read_run(path: Path) -> RunSummary:
 
 
 def read_runs(paths: list[Path]) -> list[RunSummary]:
-    """Read summaries of runs; a folder without a run stands for the runs in it."""
+    """Read summaries of runs; a folder without a run stands for the runs in it, those of fleets too."""
     found: list[RunSummary] = []
     for path in paths:
-        inside = sorted(entry.parent for entry in path.glob(f"*/{folder.SETTINGS}")) if path.is_dir() else []
-        found += map(read_run, inside if inside and not (path / folder.SETTINGS).is_file() else [path])
+        is_run = (path / folder.SETTINGS).is_file() or not path.is_dir()
+        inside = [path] if is_run else sorted(path.iterdir())
+        runs = [run for run in map(folder.run_of, inside) if (run / folder.SETTINGS).is_file()]
+        found += map(read_run, runs or [path])
     return found
 
 

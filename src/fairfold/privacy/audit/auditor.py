@@ -32,7 +32,7 @@ from fairfold.privacy.audit.reconstruction import (
 )
 from fairfold.privacy.audit.replay import Advance, ReplayedClients
 from fairfold.runs import checkpoint
-from fairfold.runs.folder import DATA, SETTINGS, RunFolder, require_run
+from fairfold.runs.folder import DATA, RunFolder, require_run
 
 COHORTS = (5, 20, 100)  # sums that are attacked for comparison with the run's own
 STEPS = 100  # steps of progress that are reported for each view
@@ -221,12 +221,6 @@ def _advantage_bound(privacy: PlainPrivacy) -> float:
         return 1.0
     noise = membership.gaussian_advantage(sigma_for(privacy.epsilon, privacy.delta))
     return min(noise, membership.max_advantage(privacy.epsilon, privacy.delta))
-
-
-def run_folder(path: Path) -> Path:
-    """The folder of a run: the given one, or the one inside a server's or a `fairfold federate` folder."""
-    found = [path / inside for inside in ("run", "server/run") if (path / inside / SETTINGS).is_file()]
-    return found[0] if found and not (path / SETTINGS).is_file() else path
 
 
 def load_for_replay(
