@@ -16,9 +16,6 @@ from fairfold.metrics.rating import error_shares, fitted_rating_baselines, ratin
 from fairfold.metrics.tuned_baselines import (
     STRONG_BASELINES,
     TunedBaseline,
-    most_popular,
-    rank_behind,
-    restricted,
     tuned_strong_baselines,
     tuning_splits,
     validate,
@@ -133,18 +130,38 @@ IALS_ITEMS = 50_000
 """iALS solves for every item: with more of them it is left out."""
 
 
-def tuned_ranking_baselines(data: Dataset, k: int = 20, support: int = 0) -> Iterator[Baseline]:
+def tuned_ranking_baselines(data: Dataset, k: int = 20) -> Iterator[Baseline]:
     """NDCG@k of popularity, user-kNN, PureSVD of ranks 8, 16 and the best, ridge, EASE and iALS.
 
-    Settings are chosen on held-out training data. With ``support`` the same again among the items that so many users
-    have: what has fewer is neither trained on nor ranked before the others.
+    Settings are chosen on held-out training data.
     """
-    everything = torch.arange(data.num_items)
-    yield _evaluate("popularity", Popularity(data.train), data, k)
-    yield from _baselines_among(data, k, everything, "")
-    if support:
-        items = (data.train.counts_by_item >= support).nonzero().flatten()
-        yield from _baselines_among(data, k, items, f", items of {support} users")
+    train = data.train
+    splits = tuning_splits(train)
+    yield _evaluate("popularity", Popularity(train), data, k)
+
+    def best(build: Callable[[BinaryMatrix, V], Scorer], values: Sequence[V], otherwise: V) -> tuple[V, dict[V, float]]:
+        found = validate(build, values, splits, k)
+        return max(found, key=found.__getitem__, default=otherwise), found
+
+    power, powers = best(lambda part, of: UserNeighbors(part.train, of), POWERS, 3.0)
+    yield _evaluate(f"user-kNN (power {power:g})", UserNeighbors(train, power), data, k, powers)
+    possible = [rank for rank in RANKS if rank <= min(train.num_users, train.num_items)]
+    rank, ranks = best(lambda part, of: PureSVD(part.train, of), possible, 16)
+    for one in [one for one in possible if one in (8, 16, rank)]:
+        yield _evaluate(f"PureSVD-{one}", PureSVD(train, one), data, k, ranks if one == rank else {})
+    try:
+        penalty, penalties = best(Ridge, PENALTIES, 10.0)
+        yield _evaluate(f"ridge (penalty {penalty:g})", Ridge(train, penalty), data, k, penalties)
+    except FairfoldError as error:
+        yield Baseline("ridge", f"not computed: {error.given}; needed: {error.needed}")
+    for kind in STRONG_BASELINES[:2]:
+        largest = kind.side(train.num_users, train.num_items)
+        if largest > largest_side() or (kind.name == "iALS" and train.num_items > IALS_ITEMS):
+            yield Baseline(kind.name, f"not computed: {train.num_users} users × {train.num_items} items")
+            continue
+        value, values = best(kind.fit, kind.values, kind.values[3])
+        name = f"{kind.name} ({kind.template.format(*value)})"
+        yield _evaluate(name, kind.fit(BinaryMatrix(train), value), data, k, values)
 
 
 def strong_ranking_baselines(data: Dataset, k: int = 20) -> Iterator[Baseline]:
@@ -156,60 +173,9 @@ def strong_ranking_baselines(data: Dataset, k: int = 20) -> Iterator[Baseline]:
         yield Baseline(f"{named} ({chosen}", found.ndcg, {}, found.ndcg_by_user)
 
 
-def restricted_ranking_baselines(data: Dataset, head: int, support: int, k: int = 20) -> Iterator[Baseline]:
-    """NDCG@k of popularity, and of ridge, EASE, iALS and item-kNN among the items that a model of a head knows.
-
-    These are the ``head`` items that most users have, of those that ``support`` users have. Settings are chosen on
-    held-out training data.
-    """
-    counts = data.train.counts_by_item
-    known = torch.zeros(data.num_items, dtype=torch.bool)
-    known[most_popular(data.train, (counts >= support).nonzero().flatten(), head)] = True
-    yield _evaluate("popularity", Popularity(data.train), data, k)
-    kinds = (RIDGE, *STRONG_BASELINES)
-    for kind, (name, found) in zip(
-        kinds, tuned_strong_baselines(data, k, kinds=kinds, known=known), strict=False
-    ):  # of these first
-        yield Baseline(f"{kind.name} ({name.partition(' (')[2]}", found.ndcg, {}, found.ndcg_by_user)
-
-
 def _evaluate(name: str, score: Scorer, data: Dataset, k: int, tried: Mapping[Any, float] | None = None) -> Baseline:
     found = evaluate_ranking(score, data.train, data.test, k)
     return Baseline(name, found.ndcg, tried or {}, found.ndcg_by_user)
-
-
-def _baselines_among(data: Dataset, k: int, items: Tensor, among: str) -> Iterator[Baseline]:
-    """All that are tuned, among some items; the others rank behind them."""
-    train = data.train if len(items) == data.num_items else restricted(data.train, items)
-    splits = tuning_splits(train)
-
-    def best(build: Callable[[BinaryMatrix, V], Scorer], values: Sequence[V], otherwise: V) -> tuple[V, dict[V, float]]:
-        found = validate(build, values, splits, k)
-        return max(found, key=found.__getitem__, default=otherwise), found
-
-    def row(name: str, score: Scorer, tried: Mapping[Any, float]) -> Baseline:
-        whole = score if len(items) == data.num_items else rank_behind(score, items, data.num_items)
-        return _evaluate(name, whole, data, k, tried)
-
-    power, powers = best(lambda part, of: UserNeighbors(part.train, of), POWERS, 3.0)
-    yield row(f"user-kNN{among} (power {power:g})", UserNeighbors(train, power), powers)
-    possible = [rank for rank in RANKS if rank <= min(train.num_users, train.num_items)]
-    rank, ranks = best(lambda part, of: PureSVD(part.train, of), possible, 16)
-    for one in [one for one in possible if one in ((8, 16, rank) if not among else (rank,))]:
-        yield row(f"PureSVD-{one}{among}", PureSVD(train, one), ranks if one == rank else {})
-    try:
-        penalty, penalties = best(Ridge, PENALTIES, 10.0)
-        yield row(f"ridge{among} (penalty {penalty:g})", Ridge(train, penalty), penalties)
-    except FairfoldError as error:
-        yield Baseline(f"ridge{among}", f"not computed: {error.given}; needed: {error.needed}")
-    for kind in STRONG_BASELINES[:2]:
-        largest = kind.side(train.num_users, train.num_items)
-        if largest > largest_side() or (kind.name == "iALS" and train.num_items > IALS_ITEMS):
-            yield Baseline(f"{kind.name}{among}", f"not computed: {train.num_users} users × {train.num_items} items")
-            continue
-        value, values = best(kind.fit, kind.values, kind.values[3])
-        name = f"{kind.name}{among} ({kind.template.format(*value)})"
-        yield row(name, kind.fit(BinaryMatrix(train), value), values)
 
 
 def rating_baseline_results(data: Dataset) -> Iterator[Baseline]:

@@ -56,10 +56,6 @@ class TableFile(FrozenSettings):
     why: dict[str, str] = Field(default_factory=dict)  # why figures differ, by column; "" for all others
     baselines: bool | Literal["strong"] = False  # methods without federation beside it, on the same data: those of the
     # paper's tables, or the strong ones of reports, which are tuned among all items
-    min_item_users: int = (
-        0  # the same among items that so many users have, where a row asks for that: what it gets, they get
-    )
-    max_items: int = 0  # and at most so many of these, and among no others
     splits: bool = False  # whether every seed has a split of its own (data.split_seed), references too
     by_size: bool = False  # whether a row is what devices of a size hold, for all users, in place of the server's model
     curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
@@ -232,8 +228,7 @@ def _cells(
             if values not in distinct:
                 distinct.append(values)
                 label = str(values["data"].get("name", ""))
-                asked = values | {key: of for key in ("min_item_users", "max_items") if (of := getattr(content, key))}
-                asked |= {} if content.baselines is True else {"baselines": content.baselines}
+                asked = values if content.baselines is True else values | {"baselines": content.baselines}
                 cells.append(Cell(table, "baselines", label, "baselines", asked, seed * content.splits, name))
     return cells
 

@@ -171,16 +171,12 @@ def _without(values: Values, *keys: str) -> Values:
 
 
 class _Baselines(Kind):
-    """Central baselines: popularity, neighbors, SVD, ridge, EASE, iALS; means for ratings.
+    """Central baselines: popularity, neighbors, SVD, ridge, EASE, iALS (or the ``strong`` ones); means for ratings."""
 
-    ``baselines = "strong"`` takes those of reports, on all items; ``min_item_users`` restricts them to items that so
-    many users have, ``max_items`` to so many of these.
-    """
-
-    ASKED = ("min_item_users", "max_items", "baselines")
+    ASKED = "baselines"
 
     def settings(self, values: Values) -> Any:
-        return read_settings(_without(values, *self.ASKED))
+        return read_settings(_without(values, self.ASKED))
 
     def work(self, values: Values) -> float:
         """Started first: tuning takes long."""
@@ -191,33 +187,29 @@ class _Baselines(Kind):
     ) -> Outcome:
         from experiments.central_baselines import (
             rating_baseline_results,
-            restricted_ranking_baselines,
             strong_ranking_baselines,
             tuned_ranking_baselines,
         )
         from fairfold.federation.federation import load_interactions
 
         settings = self.settings(values)
-        min_item_users, max_items = (int(values.get(key, 0)) for key in self.ASKED[:2])
         data, _ = load_interactions(settings)
         top = settings.run.top
         started = time.monotonic()
         found, tried, by_user = dict[str, Any](), dict[str, Any](), dict[str, str]()
         if settings.predicts_ratings:
             results = rating_baseline_results(data)
-        elif "baselines" in values:
+        elif self.ASKED in values:
             results = strong_ranking_baselines(data, top)
-        elif max_items:
-            results = restricted_ranking_baselines(data, max_items, min_item_users, top)
         else:
-            results = tuned_ranking_baselines(data, top, min_item_users)
+            results = tuned_ranking_baselines(data, top)
         for one in results:
             found[one.name] = one.value
             if one.tried:
                 tried[one.name] = {one.format_value(value): ndcg for value, ndcg in one.tried.items()}
             if one.by_user is not None:
                 by_user[one.name] = pack_per_user(one.by_user.numpy())
-            report(len(found), 16 if min_item_users else 8)
+            report(len(found), 8)
         metric = "MSE" if settings.predicts_ratings else f"NDCG@{top}"
         facts = {"baselines": found, "tried on held-out training data": tried, "metric": metric}
         return Outcome(seconds=time.monotonic() - started, facts=facts, by_user=by_user)

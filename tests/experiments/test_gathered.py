@@ -66,7 +66,7 @@ def test_every_seed_has_a_split_of_its_own_and_references_for_it() -> None:
     baselines = [cell for cell in cells if cell.kind == "baselines"]
     assert {cell.seed for cell in baselines} == {cell.seed for cell in cells}
     assert len(baselines) == 3
-    assert all(cell.values["max_items"] == 8_000 for cell in baselines)
+    assert all(cell.values["baselines"] == "strong" for cell in baselines)
 
 
 def test_an_order_from_few_users_counts_each_of_them_for_several() -> None:

@@ -95,10 +95,9 @@ def tuned_strong_baselines(
     stages: Stages = no_progress,
     largest: int | None = None,
     kinds: Sequence[TunedBaseline] = STRONG_BASELINES,
-    known: Tensor | None = None,
 ) -> Iterator[tuple[str, RankingResult]]:
     """NDCG@k of EASE, iALS and item-kNN, tuned on training data; arguments as for :func:`tuned_scorers`."""
-    for name, score in tuned_scorers(data, k, stages, largest, kinds, known):
+    for name, score in tuned_scorers(data, k, stages, largest, kinds):
         shown = data.evaluated
         yield name, evaluate_ranking(score, shown.train, shown.test, k, users=sampled_users(shown.test))
         del score
@@ -110,17 +109,15 @@ def tuned_scorers(
     stages: Stages = no_progress,
     largest: int | None = None,
     kinds: Sequence[TunedBaseline] = STRONG_BASELINES,
-    known: Tensor | None = None,
 ) -> Iterator[tuple[str, Scorer]]:
-    """EASE, iALS and item-kNN on all items that anybody has, or on those of a mask ``known``, one after another.
+    """EASE, iALS and item-kNN on all items that anybody has, one after another.
 
     What needs a matrix larger than ``largest`` (:func:`largest_side` by default) takes the most popular items that fit:
     it is cut, as its name says. Neighbors are found without that matrix. A name also says where settings were chosen on
     fewer items, for time. Items that a baseline does not have rank behind, by their numbers.
     """
     train, largest = data.train, largest_side() if largest is None else largest
-    seen = train.counts_by_item > 0
-    items = (seen if known is None else seen & known).nonzero().flatten()
+    items = (train.counts_by_item > 0).nonzero().flatten()
     splits, whole = dict[int, Splits](), dict[int, BinaryMatrix]()
     for kind in kinds:
         limit = largest if kind.stored else NEIGHBOURED
