@@ -232,7 +232,7 @@ def _default_algorithm(model: Any, subspace: Any) -> str:
 
 
 def _validate_table(table: str, kinds: Kinds, keys: Any, defaults: Mapping[str, Any]) -> FrozenSettings:
-    """A table of its class, over other defaults than the class has: those that exist there and are active."""
+    """Validate a table by its class, over given defaults: those that the class has and that are active count."""
     tag = keys.get(TAGS[table]) if table in UNIONS and isinstance(keys, dict) else ""
     kind = kinds.get(tag) if isinstance(tag, str) else None
     new: dict[str, Any] = {}

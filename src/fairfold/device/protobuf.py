@@ -41,7 +41,7 @@ def text_field(field: int, text: str) -> bytes:
 
 
 def parse_fields(content: bytes) -> Fields:
-    """The fields of a message; refuses what is none."""
+    """Parse a message into its fields; refuse bytes that are no message."""
     found: Fields = {}
     place = 0
 

@@ -212,7 +212,7 @@ class Tuning:
         return [self._shared_reports(totals, sizes) for sizes in self.sizes]
 
     def _shared_reports(self, totals: Tensor, mine: list[TruncatedSizes | None]) -> Tensor:
-        """Reports on some models, of all sizes with the same default that tried the same."""
+        """Pool the reports on some models over all sizes that have the same default and tried the same candidates."""
         shared = torch.zeros(len(mine), REPORT_SIZE, dtype=torch.float64)
         for reports, theirs in zip(totals, self.sizes, strict=True):
             for place, sizes in enumerate(theirs if theirs[0] == mine[0] else []):
