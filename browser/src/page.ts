@@ -294,8 +294,9 @@ async function member(store: BrowserStore): Promise<void> {
     element("p", { class: "soft" }, `${total} items${users.length > 1 ? ` of ${users.length} users` : ""}; it holds ${size}; ${me.level === "secure" ? "secure sums only" : "plain or secure runs"}. Leave this tab open, it may be in the background.`),
     element("div", { class: "panel" }, status),
     section("Recommendations", ...(users.length > 1 ? [element("label", { for: "user" }, "For"), user] : []), best),
-    section("Rounds", element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds" },
-      element("table", NONE, element("caption", NONE, "The last round comes first. Quality: NDCG of the rows that are set aside, 1 at best."), element("thead", NONE, element("tr", NONE, ...heads)), rounds))),
+    section("Rounds", element("p", { class: "soft" }, "The last round comes first. Quality: NDCG of the rows that are set aside, 1 at best."),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds" },
+        element("table", NONE, element("thead", NONE, element("tr", NONE, ...heads)), rounds))),
     section("Leave", element("p", NONE, "The server learns it, and this browser forgets everything of this device."), leave));
   for (const entry of (await store.get<LogEntry[]>("log")) ?? []) row(entry);
   await recommendations();

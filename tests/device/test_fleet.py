@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.device_memory import cases, measure
 from fairfold.config.files import load_settings
 from fairfold.device import native, offline
 from fairfold.device.stored_model import read_model
@@ -18,6 +19,7 @@ from tests.support.settings import make_settings
 FEW = {"name": "synthetic", "users": 12, "items": 400, "interactions_per_user": 30}  # four users on a device
 SECURE = {"privacy": {"level": "secure", "min_cohort": 3}}
 PAIRS = {"algorithm": {"kind": "co_occurrence", "min_item_users": 0}}
+IDLE = 25_000_000  # bytes of PSS of a node's process
 PLAIN, MASKED = 40_000_000, 48_000_000  # bytes of a node's process at its peak: torch alone would take 200 MB
 MOST_START_SECONDS = 1.0  # of processor time, from the start of `fairfold node start` until it is connected
 CASES: dict[str, tuple[str | None, dict[str, Any], int]] = {
@@ -73,3 +75,13 @@ def test_a_fleet_needs_no_torch_on_devices(tmp_path: Path, case: str) -> None:
         histories = file.histories(model.items, ratings=model.kind == "ratings")
         user = next(iter(histories))
         assert 0 < len(offline.recommend(state, model, user, histories[user], 10)) <= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "largest"), [("plain", PLAIN), ("secure", MASKED)])
+def test_devices_of_8000_items_stay_small(case: str, largest: int) -> None:
+    """The fleet of the benchmark, whose nodes are looked at while they wait, too."""
+    for node in measure(cases()[case]):
+        assert 0 < node["idle"] < IDLE
+        assert 0 < node["peak"] < largest
+        assert node["workers"] == node["failures"] == 0

@@ -35,6 +35,7 @@ from fairfold.errors import InvalidMessage, RequestRefused
 from fairfold.federation import noise as federation_noise
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, device_model, make_client_app
 from fairfold.flower.client_store import ClientStore
+from fairfold.flower.protocol import KEYS, REVEAL, SHARES, SIGN, VERSION
 from fairfold.flower.roster import Roster, make_signer
 from fairfold.flower.wire import client_settings
 from fairfold.privacy.ledger import remember_privacy
@@ -244,18 +245,47 @@ def test_fair_without_the_library_is_trained_by_the_worker_and_its_model_stored_
 
 def test_other_algorithms_are_left_to_the_worker(tmp_path: Path) -> None:
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
-    facts = {"version": 10, "settings": json.dumps(client_settings(make_settings(algorithm="closed_form")))}
+    facts = {"version": VERSION, "settings": json.dumps(client_settings(make_settings(algorithm="closed_form")))}
     for kind in ("train", "evaluate", "query.statistics", "query.unknown"):
         with pytest.raises(NeedsWorker):
             device.reply(kind, {"fairfold": facts})
     assert not (tmp_path / "state").exists()  # nothing has changed
 
 
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, str(VERSION), None])
+def test_a_message_of_another_version_is_refused_before_anything_is_read(tmp_path: Path, version: Any) -> None:
+    device = SmallDevice(LocalFile(tmp_path / "none.csv"), "4x", tmp_path / "state")
+    facts = {} if version is None else {"version": version}
+    for kind in (
+        "train",
+        "evaluate",
+        "query.statistics",
+        "query.numbering",
+        "query.model",
+        "query.rows",
+        KEYS,
+        SHARES,
+        SIGN,
+        REVEAL,
+    ):
+        with pytest.raises(InvalidMessage, match=f"another version of the protocol.*version {VERSION}"):
+            device.reply(kind, {"fairfold": facts})
+    assert not (tmp_path / "state").exists()
+    (tmp_path / "state").mkdir()
+    assert device.reply("query.capacity", {"fairfold": facts})["fairfold"]["version"] == VERSION  # so the server knows
+
+
 def test_a_device_that_has_taken_part_in_secure_sums_replies_to_no_plain_request(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("user,item\na,1\n")
     device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
     device.folder.mkdir()
-    facts = {"version": 10, "settings": json.dumps(client_settings(make_settings())), "items": 9, "start": 0, "stop": 9}
+    facts = {
+        "version": VERSION,
+        "settings": json.dumps(client_settings(make_settings())),
+        "items": 9,
+        "start": 0,
+        "stop": 9,
+    }
     assert device.reply("query.statistics", {"fairfold": facts})["arrays"]["users"].tolist() == [1, 1, 1]
     remember_privacy(device.folder, "secure")
     with pytest.raises(RequestRefused, match="without masks"):
