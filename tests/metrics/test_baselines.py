@@ -169,31 +169,6 @@ def test_names_of_ranking_baselines_have_what_was_chosen(data: Dataset) -> None:
     assert found == ["user", "PureSVD", "ridge", "EASE", "iALS"]
 
 
-def test_references_get_the_items_that_a_recipe_gets(data: Dataset) -> None:
-    """Ridge of some items is ridge of data that has no others, which rank behind."""
-    support = int(data.train.counts_by_item.median()) + 1
-    items = (data.train.counts_by_item >= support).nonzero().flatten()
-    assert 0 < len(items) < data.num_items
-    rows = {row.name.split(" (")[0]: row for row in tuned_ranking_baselines(data, 5, support)}
-    among = [name for name in rows if name.endswith(f"items of {support} users")]
-    assert [name.split(",")[0].split("-")[0] for name in among] == ["user", "PureSVD", "ridge", "EASE", "iALS"]
-    kept = torch.isin(data.train.items, items)
-    fewer = Interactions.from_pairs(
-        data.train.users[kept], data.train.items[kept], data.train.num_users, data.num_items
-    )
-    full = {row.name.split(" (")[0]: row.name for row in tuned_ranking_baselines(data, 5, support)}
-    penalty = float(full[f"ridge, items of {support} users"].split("penalty ")[1].rstrip(")"))
-    ridge = Ridge(fewer, penalty)
-
-    def score(users: Tensor) -> Tensor:
-        behind = torch.ones(data.num_items, dtype=torch.bool)
-        behind[items] = False
-        return ridge(users).masked_fill(behind, -1e30)
-
-    expected = evaluate_ranking(score, data.train, data.test, 5).ndcg
-    assert rows[f"ridge, items of {support} users"].value == pytest.approx(expected, abs=1e-6)
-
-
 def test_rows_of_ratings_need_ratings(data: Dataset, rated: Dataset) -> None:
     rows = list(rating_baseline_results(rated))
     names = [row.name.split(" (")[0] for row in rows]
