@@ -5,6 +5,8 @@
 
 ``gradient``: local SGD on FAIR's subspaces by 40 devices, of which some are hostile, for every rule and attack.
 ``fair``: the recipe, whose users are solved exactly: rules delta and unbounded.
+``groups``: the default algorithm under masks in groups of devices, of which one sends numbers of its choice; without an
+attack its quality with all users of the data.
 ``promotion``: 100 devices of one user each, of which some push an item that three honest ones have.
 """
 
@@ -22,7 +24,9 @@ from fairfold.config.files import load_settings
 from fairfold.data import Interactions
 from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.federation import load_interactions, load_unnumbered
+from fairfold.federation.simulation import simulate
 from fairfold.privacy.audit.fleet import promotion, quality_under_attack
+from fairfold.privacy.audit.groups import NOTHING, promotion_in_groups, share_of_attack
 
 GRADIENT: dict[str, Any] = {
     "model.kind": "mf", "model.factors": 32, "algorithm.kind": "gradient", "subspace.method": "fair",
@@ -87,6 +91,32 @@ def push(data: str, hostile: list[int], claims: list[int], targets: int, seed: i
             _write([*cells, targets, seed], started)
 
 
+def groups(data: str, numbers: list[int], targets: int, held: int, seed: int, changes: dict[str, Any]) -> None:
+    """Lines of promotion under masks, of items that some of 99 honest users have, and of the quality without attack."""
+    masked = {"data.name": data, "privacy.level": "secure", "fleet.capacities": "1x", "run.baselines": False}
+    masked |= {"fleet.clients_per_round": None, "run.evaluate_every": 1} | changes
+    for number in numbers:
+        started = time.monotonic()
+        fewest = {"fleet.secure_groups": number, "privacy.min_cohort": 99 // number}
+        settings = load_settings(None, masked | fewest)
+        whole = load_unnumbered(settings)[0]
+        rule = f"{number} groups, min_item_users {changes['algorithm.min_item_users']}"
+        quality = simulate(settings, data=whole).history[-1].quality
+        assert quality is not None
+        _write(["groups", data, rule, whole.num_users, 0, "", f"{quality.server:.4f}", 1, seed], started)
+        if number > 1:
+            honest = hundred_users(whole.train, seed, 99)
+            counts = honest.counts_by_item
+            having = ((counts >= held) & (counts <= 1.2 * held)).nonzero().flatten()
+            source = torch.Generator().manual_seed(seed)
+            chosen = having[torch.randperm(len(having), generator=source)[:targets]].tolist()
+            without = share_of_attack(settings, honest, chosen, NOTHING)
+            share, attack = promotion_in_groups(settings, honest, chosen)
+            for hostile, words, found in ((0, "", without), (1, attack.description(), share)):
+                cells = ["groups", data, f"{rule}, an item of {held} users", 100, hostile, words, f"{found:.4f}"]
+                _write([*cells, targets, seed], started)
+
+
 def _write(cells: list[Any], started: float) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerow([*cells, f"{time.monotonic() - started:.0f}"])
     sys.stdout.flush()
@@ -95,7 +125,7 @@ def _write(cells: list[Any], started: float) -> None:
 def main() -> None:
     """Print the lines that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["gradient", "fair", "promotion"])
+    parser.add_argument("part", choices=["gradient", "fair", "groups", "promotion"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=f"of local SGD; also {UNBOUNDED}")
     parser.add_argument("--hostile", nargs="+", type=int, default=[0, 1])
@@ -105,10 +135,18 @@ def main() -> None:
     parser.add_argument("--targets", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exponent", type=float, default=0.5, help="algorithm.history_exponent, of promotion")
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=[1, 5, 10], help="devices under masks, in so many groups"
+    )
+    parser.add_argument("--min-item-users", type=int, default=10, help="algorithm.min_item_users, of groups")
+    parser.add_argument("--held", type=int, default=3, help="honest users who have a promoted item, of groups")
     parser.add_argument("--support", type=int, default=3, help="algorithm.support, of promotion")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.part != "promotion":
+    if given.part == "groups":
+        untuned = {"algorithm.tune": False, "run.rounds": 1, "algorithm.min_item_users": given.min_item_users}
+        groups(given.data, given.groups, given.targets, given.held, given.seed, untuned)
+    elif given.part != "promotion":
         recipe = None if given.part == "gradient" else given.part
         gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed, recipe)
     else:

@@ -20,7 +20,7 @@ from fairfold.flower.fleet.server import ServerFolder
 from fairfold.flower.messages import masked_in, pack_masked, pack_secure, secure_in
 from fairfold.flower.preparation import default_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
-from fairfold.flower.secure_aggregation import SecureRound
+from fairfold.flower.secure_aggregation import SecureRound, SecureRounds
 from fairfold.privacy.fixed_point import MeasuredUpdate
 from fairfold.privacy.ledger import remember_privacy, served_privacy
 from fairfold.privacy.secure.client import SecureClient
@@ -223,13 +223,13 @@ def test_statistics_are_not_summed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(wire, "WINDOW", 10)
     monkeypatch.setattr(secure_device, "WINDOW", 10)
     asked: list[int] = []
-    begin = SecureRound.begin
+    begin = SecureRounds.begin
 
-    def noted(summed: SecureRound, run: int, number: int, purpose: str) -> dict[int, bytes]:
+    def noted(summed: SecureRounds, run: int, number: int, purpose: str) -> dict[int, bytes]:
         asked.extend([number] if purpose == "statistics" else [])
         return begin(summed, run, number, purpose)
 
-    monkeypatch.setattr(SecureRound, "begin", noted)
+    monkeypatch.setattr(SecureRounds, "begin", noted)
     nodes, app = leaving("co_occurrence", tmp_path, {"query.statistics": 1}, monkeypatch, smallest=8, capacities="1x")
     app.spared = 8  # all of the first window
     state = nodes.run()

@@ -10,13 +10,14 @@ from fairfold.backends.batched import batched
 from fairfold.config import Settings, read_settings
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.federation.aggregation import SecureAggregator, merge_small_groups
+from fairfold.federation.aggregation import merge_small_groups
 from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.federation import Federation
 from fairfold.federation.noise import privacy_report
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import Backend, run_round, sequential
+from fairfold.federation.secure_sums import SecureAggregator
 from fairfold.federation.updates import PublicStatistics, State
 from fairfold.flower.secure_aggregation import statistics_encoding
 from fairfold.privacy.fixed_point import MeasuredUpdate

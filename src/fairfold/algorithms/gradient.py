@@ -205,8 +205,10 @@ class Gradient(GradientAlgorithm, RecommenderAlgorithm, StoresTables, CombinesRo
         return RobustRule(self.aggregation, self.byzantine_share) if self.aggregation in ROBUST else None
 
     def incompatibility(self, settings: Any) -> str | None:
-        if self.robust_rule is not None and settings.privacy.uses_secure_aggregation:
-            return f"algorithm.aggregation={self.aggregation!r} compares single updates, which masks hide: use 'delta'"
+        masked = settings.privacy.uses_secure_aggregation and settings.fleet.secure_groups == 1
+        if self.robust_rule is not None and masked:
+            groups = "use 'delta', or compare sums (--set fleet.secure_groups=5)"
+            return f"algorithm.aggregation={self.aggregation!r} compares single updates, which masks hide: {groups}"
         if self.robust_rule is not None and settings.subspace.per_client:
             of_each = f"method={settings.subspace.method!r}, where every client has a hash of its own"
             return f"algorithm.aggregation={self.aggregation!r} compares updates number by number, unlike {of_each}"

@@ -9,6 +9,7 @@ from fairfold.config.tables import FrozenSettings
 from fairfold.privacy.ledger import DEFAULT_MIN_COHORT
 from fairfold.subspace import assign_groups, parse_scheme
 
+FEWEST_GROUPS = 3  # of sums that can be compared with one another
 SUBTABLES = ("faults", "network", "asynchronous", "latency")
 """Tables within ``[fleet]``."""
 
@@ -131,6 +132,8 @@ class FleetSettings(FrozenSettings):
         group_generator: The generator: ``"torch"``, or ``"numpy"`` (``RandomState(seed).shuffle``, the authors' code).
         clients_per_round: K, how many clients are drawn per round, or all where there are fewer; None takes all.
         replacement: Draw clients with replacement, as the authors' code does.
+        secure_groups: Groups of clients, each with a secure sum of its own of ``privacy.min_cohort`` clients, which the
+            server combines robustly (docs/robustness.md); 1: one sum of all, which any of them can spoil.
         faults: Shares of clients that fail, in a simulation.
         network: How a server waits for real devices.
         asynchronous: When the server takes a step.
@@ -143,6 +146,7 @@ class FleetSettings(FrozenSettings):
     group_generator: Literal["torch", "numpy"] = "torch"
     clients_per_round: int | None = Field(60, ge=1, lt=2**62)
     replacement: bool = False
+    secure_groups: int = Field(1, ge=1, lt=2**10)
     faults: FaultSettings = FaultSettings()
     network: NetworkSettings = NetworkSettings()
     asynchronous: AsynchronousSettings = AsynchronousSettings()
@@ -159,6 +163,15 @@ class FleetSettings(FrozenSettings):
         if self.shares is not None and len(self.shares) != len(parse_scheme(self.capacities)):
             raise ValueError(f"shares = {self.shares} for {self.capacities}: one for each capacity")
         return self
+
+    @field_validator("secure_groups")
+    @classmethod
+    def _groups_to_compare(cls, groups: int) -> int:
+        if 1 < groups < FEWEST_GROUPS:
+            raise ValueError(
+                f"{groups} groups, of which none can be told from the others: 1, or {FEWEST_GROUPS} or more"
+            )
+        return groups
 
     def groups(self, num_clients: int) -> Tensor:
         """The index of each client's capacity in the scheme."""
@@ -207,6 +220,10 @@ class SecurePrivacy(PlainPrivacy):
     clip: float = Field(16.0, gt=0, lt=2**20)
     uses_secure_aggregation: ClassVar[bool] = True
     SMALL_COHORT: ClassVar = "exact sums of so few clients reveal what single users have (docs/privacy.md)"
+
+    def fewest_clients(self, fleet: FleetSettings) -> int:
+        """The fewest clients of a round, of which each group has a sum."""
+        return self.min_cohort * fleet.secure_groups
 
     def warnings(self) -> list[str]:
         if self.min_cohort >= DEFAULT_MIN_COHORT:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fairfold.algorithms.averaging import AveragingAlgorithm
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
-from fairfold.federation.algorithm import Centralized, PrivateReleases, TrainsImages
+from fairfold.federation.algorithm import Centralized, CombinesGroups, PrivateReleases, TrainsImages
 from fairfold.methods import Fair, Truncated
 
 if TYPE_CHECKING:
@@ -97,6 +97,12 @@ def _privacy_problem(settings: "Settings") -> str | None:
     """Why updates that the server sees only in sums do not go with the other tables, or None."""
     privacy = settings.privacy
     level = f"privacy.level={privacy.level!r}"
+    if settings.fleet.secure_groups > 1:
+        if isinstance(privacy, DifferentialPrivacy) or not isinstance(privacy, SecurePrivacy):
+            return f"fleet.secure_groups={settings.fleet.secure_groups} with {level}: use 'secure', or 1"
+        if not isinstance(settings.algorithm, CombinesGroups):
+            kind = f"algorithm.kind={settings.algorithm.kind!r}"
+            return f"fleet.secure_groups={settings.fleet.secure_groups} with {kind}, which has no rule for them: use 1"
     if not isinstance(privacy, SecurePrivacy):
         return None
     if isinstance(settings.algorithm, Centralized):
@@ -112,8 +118,11 @@ def _privacy_problem(settings: "Settings") -> str | None:
         return f"{level} with fleet.replacement: a client takes part once in a sum"
     drawn = settings.fleet.clients_per_round
     given = "clients_per_round" in settings.fleet.model_fields_set  # a client does not know the fleet's
-    if given and drawn is not None and drawn < privacy.min_cohort:
+    groups = settings.fleet.secure_groups
+    if given and drawn is not None and drawn < privacy.fewest_clients(settings.fleet):
         asked = f"privacy.min_cohort={privacy.min_cohort} with fleet.clients_per_round={drawn}"
+        if groups > 1:
+            return f"{asked} in {groups} groups: ask all clients (--set fleet.clients_per_round=none)"
         lower = f", or take sums that hide less (--set privacy.min_cohort={drawn})" * (drawn > 1)
         return f"{asked}: ask all clients (--set fleet.clients_per_round=none){lower}"
     return None

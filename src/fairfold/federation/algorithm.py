@@ -163,6 +163,10 @@ class Centralized(Capability):
     """Trains on all data in one place: the federation has one client, which has everybody's."""
 
 
+class CombinesGroups(Capability):
+    """Combines the secure sums of groups of clients by a robust rule."""
+
+
 class TrainsImages(Capability):
     """Trains networks on images; other algorithms train recommenders."""
 

@@ -24,7 +24,8 @@ from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simul
 from fairfold.federation.plan import Plan
 from fairfold.federation.plugin_check import check_plugins
 from fairfold.federation.plugins import uses_plugins
-from fairfold.federation.randomness import Purpose, draw_fault, generator
+from fairfold.federation.randomness import Purpose, draw_fault, generator, secure_groups
+from fairfold.federation.robust import combined_statistics
 from fairfold.federation.scheduling import ClientSampler
 from fairfold.federation.updates import PublicStatistics, State
 from fairfold.metrics.ranking import Scorer
@@ -178,7 +179,13 @@ def collect_statistics(data: Dataset, settings: Settings) -> PublicStatistics:
 
 def sum_statistics(data: Dataset, settings: Settings) -> Weights:
     """Sum the clients' statistics; with noise under differential privacy, the same for the same seed."""
-    exact = settings.algorithm.client_statistics(settings, data.train, range(data.num_items))
+    everything = range(data.num_items)
+    if (number := settings.fleet.secure_groups) > 1:
+        group = secure_groups(settings, data.num_users)
+        members = [data.train.of_users((group == one).nonzero().flatten()) for one in range(number)]
+        sums = [settings.algorithm.client_statistics(settings, histories, everything) for histories in members]
+        return combined_statistics(settings, sums).sums
+    exact = settings.algorithm.client_statistics(settings, data.train, everything)
     if not isinstance(settings.privacy, DifferentialPrivacy):
         return exact.sums
     steps = {name: one.steps for name, one in settings.algorithm.statistics(settings).items() if one.steps is not None}

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     SHARED = 6  # what an algorithm's server draws for all
     NOISE = 7
     SPEED = 8
+    GROUPS = 9
 
 
 def generator(settings: "Settings | int", purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:
@@ -44,7 +45,12 @@ def uses_seed(settings: "Settings") -> bool:
     """Whether a run draws anything by ``run.seed``: data, clients, faults, noise, or what its algorithm draws."""
     fleet = settings.fleet
     everybody = fleet.clients_per_round is None and not any(share for _, share in fleet.faults)
-    drawn = not everybody or fleet.latency.median_seconds is not None or settings.data.kind in ("synthetic", "images")
+    drawn = (
+        not everybody
+        or fleet.secure_groups > 1
+        or fleet.latency.median_seconds is not None
+        or settings.data.kind in ("synthetic", "images")
+    )
     return drawn or isinstance(settings.privacy, DifferentialPrivacy) or SettingsRules.of(settings.algorithm).draws
 
 
@@ -65,6 +71,18 @@ def sample_cohort(settings: "Settings", num_clients: int, round_number: int, wan
         new[1:] = both[order[1:]] != both[order[:-1]]
         chosen = both[order[new].sort().values][:wanted]  # in the order in which they were drawn
     return chosen
+
+
+def secure_groups(settings: "Settings", num_clients: int) -> Tensor:
+    """The group of each client, which has a secure sum of its own: near-equal ones, with as many of each capacity."""
+    number = settings.fleet.secure_groups
+    if number == 1:
+        return torch.zeros(num_clients, dtype=torch.int64)
+    capacity = settings.fleet.groups(num_clients)
+    drawn = torch.randperm(num_clients, generator=generator(settings, Purpose.GROUPS))
+    group = torch.empty_like(capacity)
+    group[drawn[capacity[drawn].argsort(stable=True)]] = torch.arange(num_clients) % number
+    return group
 
 
 def panel(clients: Tensor, share: float) -> Tensor:

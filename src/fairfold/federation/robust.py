@@ -6,8 +6,11 @@ number the largest and the smallest are left out (Yin et al. 2018). *median*: th
 the server keeps those of a round, and secure aggregation excludes them. Clients of each size are combined apart.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +19,9 @@ from fairfold.federation.aggregation import CombinesRobustly, RobustRule
 from fairfold.federation.algorithm import Algorithm, mean_change
 from fairfold.federation.updates import Aggregate, ClientTask, Update
 from fairfold.typing import Weights
+
+if TYPE_CHECKING:
+    from fairfold.config import Settings
 
 COMPARED = 16  # updates of a size that are kept until they can be compared with one another
 FEWEST = 3  # updates that can be compared with one another; fewer are clipped together with nothing
@@ -110,6 +116,22 @@ class BoundedAggregate(Aggregate):
         for size in list(self._waiting):
             self._flush(size)
         return super().parts()
+
+
+def winsorized_sum(values: Tensor) -> Tensor:
+    """The sum over rows, three or more, each number held between the second smallest and second largest of all rows."""
+    ordered = values.sort(dim=0).values
+    return values.clamp(min=ordered[1], max=ordered[-2]).sum(0)
+
+
+def combined_statistics(settings: "Settings", groups: Sequence[Update]) -> Update:
+    """The statistics of some groups of clients together, three or more: of numbers of an item the Winsorized sum."""
+    kinds, total = settings.algorithm.statistics(settings), reduce(add, groups)
+    by_item = [name for name in total.sums if kinds[name].per_item]
+    return Update(
+        total.sums | {name: winsorized_sum(torch.stack([of.sums[name] for of in groups])) for name in by_item},
+        total.weight,
+    )
 
 
 def combine(rule: RobustRule, updates: list[Update]) -> Update:

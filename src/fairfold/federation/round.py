@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.federation.aggregation import make_aggregate, make_aggregator
+from fairfold.federation.aggregation import make_aggregate
 from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections, apply_fault
 from fairfold.federation.scheduling import ClientSampler, schedule_round
+from fairfold.federation.secure_sums import make_aggregator
 from fairfold.federation.updates import (
     Aggregate,
     ClientTask,
@@ -54,7 +55,7 @@ def run_round(
     schedule = schedule_round(sampler, state)  # C ← a random set of clients; ψ ← projection(S, θ), once per size
     cohort = schedule.cohort
     failing = sampler.faults(state.round_number, cohort)
-    aggregator = make_aggregator(clients, sampler.size[cohort].tolist(), ranks)
+    aggregator = make_aggregator(clients, sampler.size[cohort].tolist(), ranks, sampler.group[cohort].tolist())
     refused: list[tuple[int, str]] = []
     with ranks.fail_together():
         separate = aggregator.separate_clients(cohort, failing | schedule.stale)

@@ -19,7 +19,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ONE, Ranks, merge_small_groups
 from fairfold.federation.algorithm import Centralized, Tunable
 from fairfold.federation.plan import Plan
-from fairfold.federation.randomness import Purpose, draw_fault, generator, panel, sample_cohort
+from fairfold.federation.randomness import Purpose, draw_fault, generator, panel, sample_cohort, secure_groups
 from fairfold.federation.updates import ClientTask, ScheduledTask, State
 from fairfold.subspace.projection import describe_projection, make_projection
 from fairfold.typing import Weights
@@ -77,6 +77,11 @@ class ClientSampler:
         return self.participants[sample_cohort(settings, count, round_number)]
 
     @cached_property
+    def group(self) -> Tensor:
+        """The group of each client, whose updates are summed together under masks."""
+        return secure_groups(self.plan.settings, len(self.size))
+
+    @cached_property
     def seconds(self) -> Tensor:
         """Simulated seconds that every client takes for a task."""
         latency = self.plan.settings.fleet.latency
@@ -95,8 +100,10 @@ class ClientSampler:
             return
         distinct = list(dict.fromkeys(sizes))
         tasks = dict(zip(distinct, self.plan.algorithm.tasks(self.plan, state, distinct), strict=True))
-        for client, size in zip(cohort, sizes, strict=True):
-            yield ScheduledTask(client, tasks[size])
+        groups = dict[tuple[int, int], ClientTask]()
+        for client, size, group in zip(cohort, sizes, self.group[cohort].tolist(), strict=True):
+            task = tasks[size]
+            yield ScheduledTask(client, groups.setdefault((size, group), replace(task, group=group) if group else task))
 
     def faults(self, round_number: int, cohort: list[int]) -> dict[int, str]:
         """Draw the clients that fail in a round, each with its fault."""
@@ -114,14 +121,16 @@ def _sizes_hidden_in_sums(plan: Plan, size: Tensor) -> Tensor:
     if not isinstance(privacy, SecurePrivacy):
         return size
     cohort = min(plan.settings.fleet.clients_per_round or len(size), len(size))
-    if cohort < privacy.min_cohort:
-        given = f"{cohort} of {len(size)} devices per round with privacy.min_cohort={privacy.min_cohort}"
+    fewest = privacy.fewest_clients(plan.settings.fleet)
+    if cohort < fewest:
+        groups = f" in {plan.settings.fleet.secure_groups} groups" * (fewest > privacy.min_cohort)
+        given = f"{cohort} of {len(size)} devices per round with privacy.min_cohort={privacy.min_cohort}{groups}"
         all_of_them = "Ask all of them (fleet.clients_per_round='none'), lower the minimum, which hides less"
         remedy = f"{all_of_them}, or take privacy.level='plain', which hides nothing."
         raise InvalidSettings(given, "as many at least, so that a sum hides each of them", remedy)
     held = [one.bytes() for one in plan.assignments(0)]
     largest_first = sorted(range(len(held)), key=lambda one: -held[one])
-    return merge_small_groups(size, largest_first, privacy.min_cohort / (cohort / len(size)))
+    return merge_small_groups(size, largest_first, fewest / (cohort / len(size)))
 
 
 @dataclass(frozen=True)

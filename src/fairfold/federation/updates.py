@@ -38,6 +38,7 @@ class ClientTask:
     projections: dict[str, Projection]
     vectors: Weights  # every tensor as such a client holds it, and what an algorithm sends beside them
     context: dict[str, Projection] = field(default_factory=dict)  # further projections that updates refer to, by tensor
+    group: int = 0  # of clients that are summed together; not sent
 
     @property
     def bytes_down(self) -> int:
@@ -148,7 +149,7 @@ def sparse_vector(places: Tensor, values: Tensor, size: int) -> Tensor:
 
 
 class Aggregate:
-    """Sums of the updates of a round, one per size and per round in which the task was sent."""
+    """Sums of the updates of a round, one per size, per group and per round in which the task was sent."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, ...], tuple[ClientTask, Update]] = {}
@@ -157,7 +158,7 @@ class Aggregate:
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
         """Add an update; with ``alone`` as a sum of its own (a hash per client)."""
-        key = (len(self._sums),) if alone else (task.size, task.round_number)
+        key = (len(self._sums),) if alone else (task.size, task.round_number, task.group)
         additive = {
             name: task.projections[name].additive_form(vector, update.weight) if name in task.projections else vector
             for name, vector in update.sums.items()
@@ -178,8 +179,8 @@ class Aggregate:
             self._owned.add(key)
 
     def set_sum(self, task: ClientTask, total: Update) -> None:
-        """Set the sum of the task's size and round to one that was summed elsewhere."""
-        self._sums[task.size, task.round_number] = task, total
+        """Set the sum of the task's size, group and round to one that was summed elsewhere."""
+        self._sums[task.size, task.round_number, task.group] = task, total
 
     def __len__(self) -> int:
         return len(self._sums)

@@ -51,6 +51,7 @@ class Node:
     size: int = -1  # index of its size in the plan; -1 before there is a plan
     partition_id: int = -1  # its place in a simulation, or -1
     rounds: int = 0  # in which its update was used
+    group: int = 0  # whose updates are summed together under masks
     max_users: int = 0  # the most users that it may act for, by its invitation; 0 where there is no roster
 
     @property
@@ -70,7 +71,8 @@ class Nodes:
     left_out: dict[int, str] = field(default_factory=dict)  # they never do, and why
     note: Callable[[Event], None] = lambda _event: None  # called with every event of a node
     roster: Roster | None = None  # of enrolled devices, where there is one
-    secret: int = 0  # of the run, by which panels of enrolled devices are drawn
+    secret: int = 0  # of the run, by which panels and groups of enrolled devices are drawn
+    groups: dict[int, int] = field(default_factory=dict)  # by identity, the group of a node for all of the run
     _unanswered: dict[int, tuple[int, int]] = field(default_factory=dict)  # number of attempts, and lookup of the last
     _failed: set[int] = field(default_factory=set)  # since they were asked for their capacity
     _noted: dict[int, Event] = field(default_factory=dict)  # the last event of each usable node
@@ -99,7 +101,7 @@ class Nodes:
         """Return the connected nodes that take part, in an order that does not depend on who came first."""
         self._look_up(grid)
         self._ask_capacities(grid, self._candidates)
-        nodes = [self.usable[node] for node in self._candidates if node in self.usable]
+        nodes = self._with_groups([self.usable[node] for node in self._candidates if node in self.usable])
         return sorted(nodes, key=lambda node: (node.partition_id, node.node_id))
 
     def sample(self, grid: Grid, number: int, attempt: int = 0, busy: Collection[int] = ()) -> list[Node]:
@@ -116,14 +118,34 @@ class Nodes:
         free = [self._candidates[place] for place in places if self._candidates[place] not in busy]
         drawn = free[: max(cohort - len(busy), 0)]
         self._ask_capacities(grid, drawn)
-        return [self.usable[node] for node in drawn if node in self.usable]
+        return self._with_groups([self.usable[node] for node in drawn if node in self.usable])
+
+    def _with_groups(self, nodes: list[Node]) -> list[Node]:
+        """Give each node without a group the smallest one, so that groups are alike; nobody can choose or know it."""
+        number = self.settings.fleet.secure_groups
+        if number > 1:
+            sizes = [0] * number
+            for group in self.groups.values():
+                sizes[group] += 1
+            new = [one for one in nodes if self.identity(one) not in self.groups]
+            ordered = sorted(zip(self._secret_numbers(new), new, strict=True), key=lambda one: one[0])
+            for _, node in sorted(ordered, key=lambda one: (one[1].max_users, str(one[1].capacity))):
+                group = min(range(number), key=sizes.__getitem__)
+                self.groups[self.identity(node)] = group
+                sizes[group] += 1
+            for node in nodes:
+                node.group = self.groups[self.identity(node)]
+        return nodes
 
     def _panel_numbers(self, nodes: list[Node]) -> torch.Tensor:
         """Numbers by which a panel is drawn: places of a simulation; of a fleet what no device can choose or know."""
         if self.roster is None:
             return torch.tensor([one.partition_id for one in nodes])
+        return torch.tensor(self._secret_numbers(nodes))
+
+    def _secret_numbers(self, nodes: list[Node]) -> list[int]:
         salted = [f"{self.secret} {self.identity(one)}".encode() for one in nodes]
-        return torch.tensor([int.from_bytes(hashlib.sha256(text).digest()[:4], "big") for text in salted])
+        return [int.from_bytes(hashlib.sha256(text).digest()[:4], "big") for text in salted]
 
     def identity(self, node: Node) -> int:
         """A number that a node cannot change: its name if that is its key's, else one that follows from its node."""
@@ -255,7 +277,7 @@ class Nodes:
         num_bytes = [assignment.bytes() for assignment in plan.assignments(0)]
         order = sorted(range(len(num_bytes)), key=lambda size: -num_bytes[size])
         before = torch.tensor([node.size for node in present])
-        after = merge_small_groups(before, order, privacy.min_cohort / share_drawn)
+        after = merge_small_groups(before, order, privacy.fewest_clients(self.settings.fleet) / share_drawn)
         merged = dict(zip(before.tolist(), after.tolist(), strict=True))
         self._merged_sizes = {size: merged.get(size, size) for size in range(len(num_bytes))}
         for note in merged_groups_notes(before, after, [str(capacity) for capacity in plan.capacities]):

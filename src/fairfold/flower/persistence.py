@@ -32,6 +32,7 @@ log = logging.getLogger("fairfold.flower")
 
 # Keys of the algorithm's state, as in runs.loaded
 RUN, ACKNOWLEDGED, STALENESS, CONTRIBUTIONS = "run", "acknowledged", "staleness", "contributions"
+GROUPS = "groups"
 
 
 class NetworkState:
@@ -50,6 +51,10 @@ class NetworkState:
         held = dict(stored.get(CONTRIBUTIONS, {}))
         self.contributions = _by_client(held)
         self.secret = int(stored[RUN].get("secret", stored[RUN]["number"])) if RUN in stored else new_id()
+        groups = stored.get(
+            GROUPS, {}
+        )  # by the identity of a client, whose updates its own are summed with under masks
+        self.groups = dict(zip(groups["clients"].tolist(), groups["groups"].tolist(), strict=True)) if groups else {}
         # Number of updates by the steps since their tasks were sent, in asynchronous runs.
         self.staleness: list[int] | None = stored[STALENESS]["counts"].tolist() if STALENESS in stored else None
         self.statistics: Weights = dict(stored.get(STATISTICS, {}))
@@ -63,6 +68,9 @@ class NetworkState:
         stored: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run]), "secret": torch.tensor([self.secret])}}
         if self.contributions:
             stored[CONTRIBUTIONS] = _in_columns(self.contributions)
+        if self.groups:
+            columns = {"clients": list(self.groups), "groups": list(self.groups.values())}
+            stored[GROUPS] = {key: torch.from_numpy(numpy.array(one, "int64")) for key, one in columns.items()}
         if self.acknowledged:
             clients, updates = list(self.acknowledged), list(self.acknowledged.values())
             columns = {"clients": clients, "updates": updates, "sizes": [self.sizes[client] for client in clients]}

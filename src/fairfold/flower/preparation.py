@@ -55,9 +55,13 @@ def default_privacy(settings: Settings, devices: int, *, asked: bool) -> tuple[S
     """Choose secure aggregation where no level was ``asked`` for and there are enough devices; return notes on why."""
     chosen = settings.privacy
     if isinstance(chosen, SecurePrivacy):
-        if devices < chosen.min_cohort:
-            given = f"{devices} devices with privacy.min_cohort={chosen.min_cohort}"
-            lower = f", or take sums that hide less, to try it out: --set privacy.min_cohort={devices}" * (devices > 1)
+        groups = settings.fleet.secure_groups
+        if devices < chosen.fewest_clients(settings.fleet):
+            given = f"{devices} devices with privacy.min_cohort={chosen.min_cohort}" + f" in {groups} groups" * (
+                groups > 1
+            )
+            fewer = devices // groups
+            lower = f", or take sums that hide less, to try it out: --set privacy.min_cohort={fewer}" * (fewer > 1)
             raise InvalidSettings(given, "as many at least", f"Start more devices{lower}.")
         return settings, privacy_notes(privacy_report(settings))
     if asked:

@@ -1,4 +1,4 @@
-"""The loop over the rounds of a network.
+"""The loop over the rounds of a network, and the server's step in each.
 
 It is Flower's, except that a round without any usable update does not count. It is tried again with other nodes
 after a growing pause, and the log has the reason; so slow clients, or a night without any, cost time and not rounds.
@@ -17,6 +17,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fairfold.errors import InvalidState
+from fairfold.federation.round import (
+    CULPRIT,
+    Contribution,
+    StepFailed,
+    checked_server_update,
+    step_without_culprits,
+)
+from fairfold.federation.updates import Aggregate, State
+from fairfold.flower.nodes import Node
 
 if TYPE_CHECKING:
     from fairfold.flower.strategy import FairStrategy
@@ -87,3 +96,35 @@ def _evaluate_on_server(result: Result, evaluate: Evaluate | None, number: int, 
     metrics = None if evaluate is None else evaluate(number, arrays)
     if metrics is not None:
         result.evaluate_metrics_serverapp[number] = metrics
+
+
+def take_step(strategy: FairStrategy, aggregate: Aggregate, kept: list[Contribution[Node]]) -> State | None:
+    """Take the server's step, without clients that make it fail; None, and the state as it was, where that fails.
+
+    ``kept``: the updates one by one, after a step has failed; their senders are left out of the rest of the run.
+    """
+    opened, plan, state = strategy.open_round, strategy.plan, strategy.progress.state
+    culprits: list[Node] = []
+    try:
+        after = checked_server_update(plan, state, aggregate)
+    except StepFailed as error:
+        try:
+            if not kept:
+                raise
+            after, culprits = step_without_culprits(plan, state, kept)
+        except StepFailed as again:
+            strategy.step_failed = True
+            opened.drop(str(again))
+            _leave_out(strategy, again.culprits)  # the next attempt finds others
+            return None
+        log.debug("without some clients: %s", error)
+    opened.used = [node for node in opened.used if node not in {culprit.node_id for culprit in culprits}]
+    _leave_out(strategy, culprits)
+    strategy.step_failed = False
+    return after
+
+
+def _leave_out(strategy: FairStrategy, culprits: Iterable[Node]) -> None:
+    for node in culprits:
+        strategy.open_round.reject(node.node_id, CULPRIT)
+        strategy.nodes.leave_out(node.node_id, CULPRIT)

@@ -1,4 +1,4 @@
-"""A round of a network: the state of the open one, the filter of usable replies, and the server's step."""
+"""A round of a network: the state of the open one, and the filter of usable replies."""
 
 from __future__ import annotations
 
@@ -20,18 +20,11 @@ from fairfold.federation.bounds import BoundsContributions, max_evaluated, sum_p
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import (
-    CULPRIT,
-    STEP_FAILED,
-    Contribution,
-    StepFailed,
-    checked_server_update,
-    step_without_culprits,
-)
-from fairfold.federation.updates import Aggregate, ClientTask, State, Update
+from fairfold.federation.round import STEP_FAILED
+from fairfold.federation.updates import ClientTask, State, Update
 from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.secure_aggregation import SecureRound, quality_encoding
+from fairfold.flower.secure_aggregation import SecureRounds, quality_encoding
 from fairfold.flower.vectors import tensor_bytes
 from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
 OTHER_SIZE = "its capacity is smaller than at its last update, which stays until the next run"
 NO_NUMBERING = "it did not receive the numbers of its items, or could not read its own"
 NO_STATISTICS = "the statistics before the first round are lost"
+GROUP_REFUSED = "the sum of its group, which its users cannot have"
 UNKNOWN_NODE = -1
 log = logging.getLogger("fairfold.flower")
 QualitySum = tuple[float, int]  # sum of a metric over some users, and their number
@@ -78,7 +72,7 @@ class OpenRound:
     started: float = field(default_factory=time.monotonic)
     qualities: list[tuple[int, QualitySum]] = field(default_factory=list)  # by size; -1 under secure aggregation
     node_qualities: dict[int, QualitySum] = field(default_factory=dict)
-    secure: SecureRound | None = None  # where updates are masked
+    secure: SecureRounds | None = None  # where updates are masked
     statistics_error: str = ""  # why there are no statistics before the first round
     contributions: dict[int, Weights] = field(default_factory=dict)  # by node, what to remember if its update is used
     dropped: str = ""  # why no model follows from the updates
@@ -187,9 +181,9 @@ class OpenRound:
         if trains:
             tasks = {size: request.task for size, request in self.requests.items()}
             encoding = partial(fixed_point_encoding, plan, tasks)
-        nodes = {task.node.client_id: task.node for task in self.pending.values()}
-        sizes = {client: node.size if trains else 0 for client, node in nodes.items()}
-        self.secure = SecureRound(grid, timeout, plan.settings, encoding, sizes, nodes)
+        nodes = [task.node for task in self.pending.values()]
+        sizes = {node.client_id: node.size if trains else 0 for node in nodes}
+        self.secure = SecureRounds.of(grid, timeout, plan.settings, encoding, sizes, nodes, together=not trains)
         messages = self.secure.begin(run, self.number - 1, "train" if trains else "evaluate")
         for node in [node for node in self.pending if node not in messages]:
             del self.pending[node]
@@ -198,31 +192,38 @@ class OpenRound:
         return messages
 
     def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update]]:
-        """Unmask the aggregate of every size for nodes in ``used``; drop the round where their users cannot have it."""
+        """Unmask the aggregates of every group and size for nodes in ``used``, but what their users cannot have."""
         if self.secure is None:
             return []
-        aggregates, found = self.secure.finish(), []
-        self.secure.require_budget_unspent(f"round {self.number}")
-        survivors, problem = self.secure.survivors, ""
-        self.used += [node.node_id for node in survivors]
-        for size, aggregate in aggregates.items():
-            owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
-            users, task = sum(map(users_of, owners)), self.requests[size].task
-            problem = problem or sum_problem(plan, aggregate.update, users, len(owners)) or ""
-            self._add_aggregate_quality(aggregate, plan, users)
-            found.append((task, from_weighted_change(plan, task, aggregate.update)))
-        for node in self.bytes_up.keys() - {node.node_id for node in survivors}:
+        found, refused = list[tuple[ClientTask, Update]](), dict[int, str]()
+        for group, aggregates in self.secure.finish():
+            group.require_budget_unspent(f"round {self.number}")
+            survivors, problem, sums = group.survivors, "", list[tuple[ClientTask, Update]]()
+            for size, aggregate in aggregates.items():
+                owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
+                users, task = sum(map(users_of, owners)), replace(self.requests[size].task, group=group.group)
+                problem = problem or sum_problem(plan, aggregate.update, users, len(owners)) or ""
+                self._add_aggregate_quality(aggregate, plan, users)
+                sums.append((task, from_weighted_change(plan, task, aggregate.update)))
+            refused |= dict.fromkeys([node.node_id for node in survivors if problem], problem)
+            self.used += [node.node_id for node in survivors if not problem]
+            found += [] if problem else sums
+        for node in self.bytes_up.keys() - {node.node_id for node in self.secure.survivors}:
             self.reject(node, "a secure sum that is lost")
-        if problem:
-            self.drop(problem)
+        if refused and not self.used:
+            self.used += refused
+            self.drop(next(iter(refused.values())))
+        for node in refused.keys() - self.left_out.keys():
+            self.reject(node, GROUP_REFUSED)
         return found
 
     def unmask_qualities(self, plan: Plan, users_of: Callable[[Node], int]) -> None:
         """Unmask the aggregate of an evaluation."""
         if self.secure is None:
             return
-        for aggregate in self.secure.finish().values():
-            self._add_aggregate_quality(aggregate, plan, sum(map(users_of, self.secure.survivors)))
+        for group, aggregates in self.secure.finish():
+            for aggregate in aggregates.values():
+                self._add_aggregate_quality(aggregate, plan, sum(map(users_of, group.survivors)))
 
 
 def _mean_quality(qualities: Iterable[QualitySum]) -> float | None:
@@ -316,35 +317,3 @@ def _has_enough(strategy: FairStrategy) -> bool:
     buffer_size = strategy.settings.fleet.asynchronous.buffer_size
     received = max(len(strategy.open_round.used), len(strategy.open_round.node_qualities))
     return buffer_size is not None and received >= buffer_size and not strategy.waits_for_all()
-
-
-def take_step(strategy: FairStrategy, aggregate: Aggregate, kept: list[Contribution[Node]]) -> State | None:
-    """Take the server's step, without clients that make it fail; None, and the state as it was, where that fails.
-
-    ``kept``: the updates one by one, after a step has failed; their senders are left out of the rest of the run.
-    """
-    opened, plan, state = strategy.open_round, strategy.plan, strategy.progress.state
-    culprits: list[Node] = []
-    try:
-        after = checked_server_update(plan, state, aggregate)
-    except StepFailed as error:
-        try:
-            if not kept:
-                raise
-            after, culprits = step_without_culprits(plan, state, kept)
-        except StepFailed as again:
-            strategy.step_failed = True
-            opened.drop(str(again))
-            _leave_out(strategy, again.culprits)  # the next attempt finds others
-            return None
-        log.debug("without some clients: %s", error)
-    opened.used = [node for node in opened.used if node not in {culprit.node_id for culprit in culprits}]
-    _leave_out(strategy, culprits)
-    strategy.step_failed = False
-    return after
-
-
-def _leave_out(strategy: FairStrategy, culprits: Iterable[Node]) -> None:
-    for node in culprits:
-        strategy.open_round.reject(node.node_id, CULPRIT)
-        strategy.nodes.leave_out(node.node_id, CULPRIT)

@@ -6,7 +6,7 @@ unmask); a client without a valid reply in a phase has dropped out. Nothing here
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,10 +14,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.config import Settings
-from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import FEWEST_GROUPS, DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import AggregationFailed, FairfoldError, InvalidMessage, InvalidState
 from fairfold.federation.bounds import checked_statistics
 from fairfold.federation.noise import noise_headroom, noise_multiplier
+from fairfold.federation.robust import combined_statistics
 from fairfold.federation.updates import Update
 from fairfold.flower.grid import ask_each
 from fairfold.flower.messages import masked_in, pack_secure, secure_in, with_facts
@@ -46,7 +47,7 @@ def new_sequence_number() -> int:
 
 @dataclass
 class SecureRound:
-    """One secure aggregation among some nodes."""
+    """One secure aggregation among some nodes: of a whole cohort, or of one group of it."""
 
     grid: Grid
     timeout: float  # of a phase
@@ -54,12 +55,13 @@ class SecureRound:
     encoding: Callable[[int], Encoding]  # by the number of clients
     sizes: Mapping[int, int]  # by client id, as the encoding has them
     nodes: dict[int, Node]  # by client id
+    group: int = 0
     survivors: list[Node] = field(default_factory=list)  # nodes whose vectors are in the aggregate, once it is known
     asked: bool = False  # whether vectors were asked for: with noise, clients have spent privacy budget then
     failure: str = ""  # why there is no aggregate
 
-    def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
-        """Agree on keys and shares; return the message that goes with the request to each remaining node."""
+    def invite(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
+        """Open a session; return the message of its first phase to each node."""
         privacy = self.settings.privacy
         assert isinstance(privacy, SecurePrivacy)
         layout = self.encoding(2).layout
@@ -71,45 +73,31 @@ class SecureRound:
         session = Session(run, number, purpose, privacy.min_cohort, secure_layout(layout), *noise, sequence_number)
         indices = {size: index for index, size in enumerate(sorted(layout.shapes))}
         self.server = SecureServer(session, {client: indices[self.sizes[client]] for client in self.nodes}, room=None)
-        invitations = dict.fromkeys(self.nodes, session.packed(session.digest))
-        try:
-            messages = self._run_phase(SHARES, self._run_phase(KEYS, invitations))
-        except AggregationFailed as error:
-            self._fail(error, f"{purpose} {number}")
+        return self._by_node_id(dict.fromkeys(self.nodes, session.packed(session.digest)))
+
+    def close(self) -> dict[int, bytes]:
+        """End a phase; return the messages of the next one, none where too few nodes are left."""
+        if self.failure:
             return {}
-        self.asked = True
-        return self._by_node_id(messages)
-
-    def _run_phase(self, kind: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Send clients their messages of a phase, receive theirs, and return those of the next phase."""
-        records = {node: pack_secure(message) for node, message in self._by_node_id(messages).items()}
-        clients = {node.node_id: client for client, node in self.nodes.items()}
-        for node, content in ask_each(self.grid, records, kind, min(self.timeout, PHASE_TIMEOUT)):
-            try:
-                self.server.receive(clients[node], secure_in(content))
-            except FairfoldError as error:
-                log.warning("node %d left out of a secure sum: %s", node, error.given)
-        return self.server.close()
-
-    def _by_node_id(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        return {self.nodes[client].node_id: message for client, message in messages.items()}
+        try:
+            return self._by_node_id(self.server.close())
+        except AggregationFailed as error:
+            session = self.server.session
+            self._fail(error, "after the vectors" if self.asked else f"{session.purpose} {session.round}")
+            return {}
 
     def _fail(self, error: AggregationFailed, what: str) -> None:
         log.warning("%s: no secure sum: %s", what, error)
         self.failure = f"{error.given}; needed: {error.needed}"
 
-    def receive(self, node: Node, content: RecordDict) -> int:
-        """Receive a masked vector, or refuse it; return its bytes."""
-        message = masked_in(content)
-        self.server.receive(node.client_id, message)
-        return len(message)
+    def _by_node_id(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {self.nodes[client].node_id: message for client, message in messages.items()}
 
     def finish(self) -> dict[int, MeasuredUpdate]:
-        """Unmask the aggregate of the survivors, by size; empty where too few are left."""
+        """The aggregate of the survivors, by size, once all phases have ended; empty where too few are left."""
         if self.failure:
             return {}
         try:
-            self._run_phase(REVEAL, self._run_phase(SIGN, self.server.close()))
             totals = self.server.sums
         except AggregationFailed as error:
             self._fail(error, "after the vectors")
@@ -126,6 +114,78 @@ class SecureRound:
             raise InvalidState(f"{what}, whose noisy sum is lost ({self.failure})", "devices that stay", remedy)
 
 
+@dataclass
+class SecureRounds:
+    """The secure aggregations of the groups of a cohort: their phases go side by side."""
+
+    groups: list[SecureRound]
+    timeout: float  # of a phase
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        timeout: float,
+        settings: Settings,
+        encoding: Callable[[int], Encoding],
+        sizes: Mapping[int, int],
+        nodes: Iterable[Node],
+        *,
+        together: bool = False,
+    ) -> "SecureRounds":
+        """One aggregation for each group of some nodes, or one for all; ``sizes`` by client id."""
+        groups = dict[int, dict[int, Node]]()
+        for node in nodes:
+            groups.setdefault(0 if together else node.group, {})[node.client_id] = node
+        found = [SecureRound(grid, timeout, settings, encoding, sizes, groups[one], one) for one in sorted(groups)]
+        return cls(found, timeout)
+
+    def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
+        """Agree on keys and shares; return the message that goes with the request to each remaining node."""
+        invitations = dict[int, bytes]()
+        for group in self.groups:
+            invitations |= group.invite(run, number, purpose)
+        messages = self._run_phases((KEYS, SHARES), invitations)
+        for group in self.groups:
+            group.asked = not group.failure
+        return messages
+
+    def _run_phases(self, kinds: Sequence[str], messages: dict[int, bytes]) -> dict[int, bytes]:
+        """Send nodes their messages of each phase and receive theirs; return those of the phase after."""
+        places = {node.node_id: (group, client) for group in self.groups for client, node in group.nodes.items()}
+        for kind in kinds:
+            records = {node: pack_secure(message) for node, message in messages.items()}
+            replies = ask_each(self.groups[0].grid, records, kind, min(self.timeout, PHASE_TIMEOUT)) if records else ()
+            for node, content in replies:
+                group, client = places[node]
+                try:
+                    group.server.receive(client, secure_in(content))
+                except FairfoldError as error:
+                    log.warning("node %d left out of a secure sum: %s", node, error.given)
+            messages = self._close()
+        return messages
+
+    def _close(self) -> dict[int, bytes]:
+        return {node: message for group in self.groups for node, message in group.close().items()}
+
+    def receive(self, node: Node, content: RecordDict) -> int:
+        """Receive a masked vector, or refuse it; return its bytes."""
+        message = masked_in(content)
+        group = next(group for group in self.groups if node.client_id in group.nodes)
+        group.server.receive(node.client_id, message)
+        return len(message)
+
+    def finish(self) -> list[tuple[SecureRound, dict[int, MeasuredUpdate]]]:
+        """Unmask the aggregates of all groups; empty where too few are left."""
+        self._run_phases((SIGN, REVEAL), self._close())
+        return [(group, group.finish()) for group in self.groups]
+
+    @property
+    def survivors(self) -> list[Node]:
+        """The nodes whose vectors are in an aggregate."""
+        return [node for group in self.groups for node in group.survivors]
+
+
 def secure_statistics(
     grid: Grid,
     settings: Settings,
@@ -138,11 +198,13 @@ def secure_statistics(
 ) -> tuple[list[Update], str]:
     """Aggregate the statistics of a window before the first round; where that fails, nothing, and why.
 
-    It fails where the users of these nodes cannot have such statistics; noise may exceed what they have.
+    It fails where the users of these nodes cannot have such statistics; noise may exceed what they have. Of several
+    groups those that cannot are left out.
     """
-    by_client, by_node_id = {node.client_id: node for node in nodes}, {node.node_id: node for node in nodes}
+    by_node_id = {node.node_id: node for node in nodes}
     encoding = partial(statistics_encoding, settings, window)
-    aggregation = SecureRound(grid, timeout, settings, encoding, dict.fromkeys(by_client, 0), by_client)
+    sizes = dict.fromkeys((node.client_id for node in nodes), 0)
+    aggregation = SecureRounds.of(grid, timeout, settings, encoding, sizes, nodes)
     request = pack_statistics_request(settings, num_items, window)
     messages = aggregation.begin(run, window.start, STATISTICS_PURPOSE)
     records = {node: with_facts(request, **{SECURE: message}) for node, message in messages.items()}
@@ -151,16 +213,22 @@ def secure_statistics(
             aggregation.receive(by_node_id[node], content)
         except FairfoldError as error:
             log.warning("node %d left out of the statistics: %s", node, error.given)
-    updates = [aggregate.update for aggregate in aggregation.finish().values()]
-    aggregation.require_budget_unspent("the statistics before the first round")
-    if isinstance(settings.privacy, DifferentialPrivacy):
-        return updates, aggregation.failure
-    users = sum(map(users_of, aggregation.survivors))
-    try:
-        checked = [_checked_statistics(settings, update, num_items, users) for update in updates]
-    except InvalidMessage as error:
-        return [], f"{error.given} in a secure sum, and under masks nobody can be named"
-    return checked, aggregation.failure
+    checked, failure = list[Update](), ""
+    for group, aggregates in aggregation.finish():
+        group.require_budget_unspent("the statistics before the first round")
+        failure = failure or group.failure
+        users = sum(map(users_of, group.survivors))
+        try:
+            for aggregate in aggregates.values():
+                noisy = isinstance(settings.privacy, DifferentialPrivacy)
+                update = aggregate.update
+                checked.append(update if noisy else _checked_statistics(settings, update, num_items, users))
+        except InvalidMessage as error:
+            failure = f"{error.given} in a secure sum, and under masks nobody can be named"
+            log.warning("statistics: %s", failure)
+    if settings.fleet.secure_groups > 1 and len(checked) < FEWEST_GROUPS:
+        return [], failure or f"{len(checked)} groups of devices are too few to compare"
+    return [combined_statistics(settings, checked)] if len(checked) > 1 else checked, failure
 
 
 def _checked_statistics(settings: Settings, update: Update, num_items: int, users: int) -> Update:

@@ -39,8 +39,8 @@ from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.persistence import NetworkState, RunRecorder
 from fairfold.flower.protocol import new_id
 from fairfold.flower.roster import Roster
-from fairfold.flower.round_loop import run_rounds
-from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, take_step, tasks_for, usable_replies
+from fairfold.flower.round_loop import run_rounds, take_step
+from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, tasks_for, usable_replies
 from fairfold.flower.wire import NO_UPDATE, TaskRequest, for_node, pack_request
 from fairfold.runs.loaded import with_device_data
 from fairfold.typing import Weights
@@ -88,8 +88,7 @@ class FairStrategy(Strategy):
             raise InvalidSettings("resume without a folder", "the folder of the run", "Give folder=...")
         self.settings = with_device_data(Settings() if settings is None else settings, num_items)
         preparation.refuse_simulation_only(self.settings)
-        self.metric = self.settings.metric
-        self.num_items, self.image_shape = num_items, image_shape
+        self.num_items, self.image_shape, self.metric = num_items, image_shape, self.settings.metric
         self.half, self.max_users = half, max_users
         self.evaluate = evaluate and self.settings.privacy.reports_quality
         network = self.settings.fleet.network
@@ -102,7 +101,8 @@ class FairStrategy(Strategy):
         self.progress = restored or Progress(State({}), {}, [], Rejections())
         self.network_state = NetworkState(None if restored is None else restored.state)
         secret = self.network_state.secret
-        self.nodes = Nodes(self.settings, note=self._recorder.record_event, roster=roster, secret=secret)
+        note, groups = self._recorder.record_event, self.network_state.groups
+        self.nodes = Nodes(self.settings, note=note, roster=roster, secret=secret, groups=groups)
         if isinstance(self.settings.algorithm, RemembersUpdates):
             self.nodes.acknowledged_sizes = self.network_state.sizes
         if restored is not None:

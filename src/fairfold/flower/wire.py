@@ -20,6 +20,7 @@ from fairfold.checksums import PARSE_ERRORS
 from fairfold.config import Settings, read_settings
 from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in, window_in
 from fairfold.errors import FairfoldError, InvalidMessage
+from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.algorithm import RemembersUpdates, SparseUpdates
 from fairfold.federation.architecture import Architecture, ImageShape
 from fairfold.federation.bounds import checked_statistics, max_evaluated
@@ -73,6 +74,10 @@ class Reply:
 def client_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that a client needs."""
     values = {table: of for table, of in settings.plain().items() if table not in SERVER_TABLES}
+    if settings.fleet.secure_groups > 1 and CombinesRobustly.of(settings.algorithm).robust_rule is not None:
+        # How the server combines the sums of groups is no matter of a client's, which knows of no groups
+        values["algorithm"] = values["algorithm"] | {"aggregation": "delta"}
+        values["algorithm"].pop("byzantine_share", None)
     values["run"] = {key: value for key, value in values["run"].items() if key not in SERVER_RUN_KEYS}
     if settings.model.reads_images:
         values["data"] = settings.plain()["data"] | {"name": "device"}

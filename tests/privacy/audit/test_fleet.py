@@ -14,6 +14,7 @@ from fairfold.privacy.audit.fleet import (
     with_profiles,
 )
 from fairfold.privacy.audit.fleet_report import fleet_findings, read_share, some_users
+from fairfold.privacy.audit.groups import NOTHING, promotion_in_groups, share_of_attack
 from tests.support.audit import audited_settings, clients
 from tests.support.settings import make_settings
 
@@ -92,3 +93,19 @@ def test_destruction_is_played_with_every_algorithm_that_sends_changes(kind: str
     found = fleet_findings(audited_settings(kind), data, users=12, seed=0)
     assert found[0].startswith(f"Without hostile devices the {'error' if kind == 'ratings' else 'quality'} is ")
     assert any("hostile of 12 devices leave" in sentence for sentence in found)
+
+
+def test_one_device_of_a_group_promotes_less_than_one_of_all() -> None:
+    """Its claims are held to what other groups say; the audit plays it, and says so."""
+    data = clients(users=40)
+    masked = {"fleet.clients_per_round": None, "run.rounds": 1, "fleet.secure_groups": 4, "algorithm.min_item_users": 0}
+    settings = audited_settings("co_occurrence", "secure", **masked)
+    (target, *_) = data.train.counts_by_item.argsort(stable=True).tolist()
+    share, attack = promotion_in_groups(settings, data.train, [target])
+    of_all, _ = promotion(default_settings(), data.train, [target], hostile=1, users_each=40)
+    assert share < of_all / 2
+    assert share_of_attack(settings, data.train, [target], NOTHING) <= share <= 1
+    assert share_of_attack(settings, data.train, [target], attack) == share
+    found = fleet_findings(settings, data, users=40, seed=0)
+    assert any("sums of 4 groups" in sentence for sentence in found)
+    assert any("promotes a rare item" in sentence or "No item is so rare" in sentence for sentence in found)

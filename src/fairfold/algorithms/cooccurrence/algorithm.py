@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fairfold.algorithms.cooccurrence import cooccurrence, low_rank, scorer, solver, tuning
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, USERS, is_private, model_of
+from fairfold.algorithms.cooccurrence.groups import GROUP_SUMS, add_to_groups
 from fairfold.algorithms.cooccurrence.parts import add_parts, is_dropped, is_uploaded
 from fairfold.algorithms.cooccurrence.scorer import DEFAULT_QUALITY, ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.cooccurrence.solver import SolverSettings
@@ -177,7 +178,7 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
         least = float(tuning.MIN_PANEL)
         if isinstance(privacy, SecurePrivacy):  # as many of every size as a sum has to hide
             smallest = min(fleet.shares) / sum(fleet.shares) if fleet.shares else 1 / len(plan.capacities)
-            least = max(least, 2 * privacy.min_cohort / smallest)
+            least = max(least, 2 * privacy.fewest_clients(fleet) / smallest)
         return self.tuning(plan).panel_share(round_number, rounds, least / max(model_of(plan).num_known_users, 1))
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
@@ -265,15 +266,19 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
         size = cooccurrence.triangle_size(model_of(plan).head)
         before = vector_in(state.algorithm_state.get(SUM, {}), SUM, size)
-        uploads = list[tuple[Projection, Tensor]]()
+        uploads = dict[int, list[tuple[Projection, Tensor]]]()
         reports = dict(state.algorithm_state.get(QUALITY, {}))
         for task, update in aggregate.parts():
             if SUM in update.sums:
-                uploads.append((task.context[SUM], update.sums[SUM]))
+                uploads.setdefault(task.group, []).append((task.context[SUM], update.sums[SUM]))
             else:
                 self.tuning(plan).add_report(reports, task.round_number, task.size, update.sums[QUALITY])
-        sums = add_parts(before, uploads, size)
-        held = {SUM: stored_vector(SUM, sums)} | ({QUALITY: reports} if reports else {})
+        held = {QUALITY: reports} if reports else {}
+        if plan.settings.fleet.secure_groups > 1:
+            held[GROUP_SUMS], sums = add_to_groups(state.algorithm_state.get(GROUP_SUMS, {}), uploads, size)
+        else:
+            sums = add_parts(before, uploads.get(0, []), size)
+        held[SUM] = stored_vector(SUM, sums)
         algorithm_state = state.algorithm_state | held
         after = State(state.full, state.round_number + 1, algorithm_state)
         chosen = self.solver_settings(plan, after)

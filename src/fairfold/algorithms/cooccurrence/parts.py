@@ -100,15 +100,7 @@ class TrianglePart(LeadingBlock):
 
     def check(self, total: Tensor) -> None:
         """Refuse sums that no histories have: less than nothing, or more pairs of an item than users who have it."""
-        places = self.places()
-        if total.is_sparse:
-            known, values = total.indices()[0], total.values()
-            found = torch.searchsorted(known, places).clamp(max=max(len(known) - 1, 0))
-            numbers = (
-                torch.where(known[found] == places, values[found], 0) if len(known) else values.new_zeros(len(places))
-            )
-        else:
-            numbers = total[places]
+        numbers = numbers_at(total, self.places())
         own = torch.repeat_interleave(numbers[self.diagonal], self._lengths)
         if bool(((numbers < 0) | (numbers > own)).any()):
             raise ValueError("co-occurrences that no histories have")
@@ -128,7 +120,20 @@ class TrianglePart(LeadingBlock):
         return found
 
 
-def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]], size: int) -> Tensor:
+def numbers_at(total: Tensor, places: Tensor) -> Tensor:
+    """The numbers of a packed triangle, dense or sparse, at some positions."""
+    if not total.is_sparse:
+        return total[places]
+    known, values = total.indices()[0], total.values()
+    if not len(known):
+        return values.new_zeros(len(places))
+    found = torch.searchsorted(known, places).clamp(max=len(known) - 1)
+    return torch.where(known[found] == places, values[found], 0)
+
+
+def add_parts(
+    before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]], size: int, *, check: bool = True
+) -> Tensor:
     """The sum in double precision of a packed triangle and uploads of its leading numbers, or of parts of these."""
     whole = [upload for block, upload in uploads if not isinstance(block, TrianglePart)]
     parts = [(block, upload.double()) for block, upload in uploads if isinstance(block, TrianglePart)]
@@ -138,7 +143,7 @@ def add_parts(before: Tensor | None, uploads: Sequence[tuple[Projection, Tensor]
         total = before.clone() if before is not None and not whole and parts else add_vectors(before, whole, size)
         for block, upload in parts:
             total.index_add_(0, block.places(), upload)
-    for block in {block for block, _ in parts}:  # before a model is solved, which waits for all parts
+    for block in {block for block, _ in parts if check}:  # before a model is solved, which waits for all parts
         block.check(total)
     return total
 

@@ -346,5 +346,5 @@ def required_item_users(min_item_users: int, settings: "Settings", users: int) -
     privacy = settings.privacy
     if not isinstance(privacy, SecurePrivacy) or isinstance(privacy, DifferentialPrivacy):
         return 0.0
-    drawn = max(1, min(settings.fleet.clients_per_round or users, users))
+    drawn = max(1, min(settings.fleet.clients_per_round or users, users) // settings.fleet.secure_groups)
     return min_item_users * min(1.0, drawn / DEFAULT_MIN_COHORT) * users / drawn

@@ -30,7 +30,7 @@ from fairfold.algorithms.cooccurrence.scorer import ROWS
 from fairfold.algorithms.incremental import IncrementalAlgorithm
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
-from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of
+from fairfold.federation.algorithm import COUNTS, CombinesGroups, NumbersItems, SparseUpdates, Statistic, count_of
 from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, ClientTask, Update
@@ -39,7 +39,7 @@ from fairfold.subspace.projection import LeadingBlock
 from fairfold.typing import FLOAT_BYTES, Weights
 
 
-class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates, BoundsContributions):
+class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates, BoundsContributions, CombinesGroups):
     """The statistics and uploads of clients: one half of the algorithm."""
 
     supports_retraction: ClassVar[bool] = True

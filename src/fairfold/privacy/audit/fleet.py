@@ -57,17 +57,21 @@ def recommended_share(settings: Settings, train: Interactions, targets: list[int
     state, rejections = federation.initial(), Rejections()
     for _ in range(settings.run.rounds):
         state = run_round(state, federation.sampler, federation.clients, rejections, batched)
-    users = torch.arange(honest)
-    plan = federation.plan
+    return shares_of_items(federation, state, [int(numbers[target]) for target in targets], honest)
+
+
+def shares_of_items(federation: Federation, state: State, items: list[int], honest: int) -> list[float]:
+    """Of the first users without an item, the share that gets it in the top 20; for each of some items."""
+    users, plan = torch.arange(honest), federation.plan
     scores = plan.algorithm.scorer(plan, state.full, plan.assignments(0), federation.clients)(users).clone()
+    train = federation.interactions.train
     for user in users.tolist():
-        scores[user, data.train.of(user)] = -torch.inf
+        scores[user, train.of(user)] = -torch.inf
     top = scores.topk(TOP, dim=1).indices
     shares = []
-    for target in targets:
-        number = int(numbers[target])
-        lacking = torch.tensor([number not in data.train.of(user) for user in users.tolist()])
-        got = (top == number).any(1) & lacking & torch.isfinite(scores[:, number])
+    for item in items:
+        lacking = torch.tensor([item not in train.of(user) for user in users.tolist()])
+        got = (top == item).any(1) & lacking & torch.isfinite(scores[:, item])
         shares.append(float(got.sum()) / max(int(lacking.sum()), 1))
     return shares
 

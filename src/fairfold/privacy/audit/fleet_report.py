@@ -20,6 +20,7 @@ from fairfold.federation.aggregation import (
 )
 from fairfold.federation.federation import Federation
 from fairfold.privacy.audit.fleet import attacks_of, promotion, quality_under_attack, quality_with_profiles
+from fairfold.privacy.audit.groups import promotion_in_groups
 from fairfold.privacy.audit.reconstruction import can_decode, decode_histories, score_decoding
 from fairfold.privacy.audit.replay import Observation
 from fairfold.privacy.fixed_point import MeasuredUpdate
@@ -38,10 +39,16 @@ def fleet_findings(settings: Settings, data: Dataset, users: int, seed: int) -> 
     masked, found = privacy.uses_secure_aggregation, list[str]()
     noisy = isinstance(privacy, DifferentialPrivacy)
     claims = few.num_users if masked else 1
-    if masked:
+    groups = settings.fleet.secure_groups
+    if groups > 1:
+        each = f"one of {few.num_users} devices of one user may claim all of its group"
+        found.append(f"Under masks sums of {groups} groups are bounded: {each}, and is not named.")
+    elif masked:
         who = f"{few.num_users} devices of one user"
         found.append(f"Under masks sums alone are bounded: one of {who} may claim all of them, and is not named.")
-    if isinstance(algorithm, CoOccurrence) and not noisy:
+    if isinstance(algorithm, CoOccurrence) and groups > 1:
+        found += _groups_findings(settings, few, seed)
+    elif isinstance(algorithm, CoOccurrence) and not noisy:
         played = _plain(settings).with_changes(ONE_ROUND)
         found += _promotion_findings(played, few, claims, seed)
         found += _profile_findings(played, few, claims)
@@ -72,12 +79,27 @@ def _hostile(number: int, claims: int, devices: int) -> str:
     return f"{number} hostile{each} beside {devices} devices of one user"
 
 
-def _promotion_findings(settings: Settings, data: Dataset, claims: int, seed: int) -> list[str]:
+def _rare_items(data: Dataset, seed: int) -> list[int]:
     rare = ((data.train.counts_by_item > 0) & (data.train.counts_by_item <= RARE)).nonzero().flatten()
-    if not len(rare):
-        return ["No item is so rare that its promotion would show."]
     source = torch.Generator().manual_seed(seed)
-    targets = rare[torch.randperm(len(rare), generator=source)[:TARGETS]].tolist()
+    return list(rare[torch.randperm(len(rare), generator=source)[:TARGETS]].tolist())
+
+
+def _groups_findings(settings: Settings, data: Dataset, seed: int) -> list[str]:
+    groups, privacy, targets = settings.fleet.secure_groups, settings.privacy, _rare_items(data, seed)
+    assert isinstance(privacy, SecurePrivacy)
+    if not targets or data.num_users < 2 * groups:
+        return ["No item is so rare that its promotion would show, or users are too few for the groups."]
+    fewest = max(2, min(privacy.min_cohort, data.num_users // groups))
+    played = settings.with_changes(ONE_ROUND | {"privacy.min_cohort": fewest})
+    share, attack = promotion_in_groups(played, data.train, targets)
+    return [f"One of them promotes a rare item ({attack.description()}) to {share:.1%} of the others."]
+
+
+def _promotion_findings(settings: Settings, data: Dataset, claims: int, seed: int) -> list[str]:
+    targets = _rare_items(data, seed)
+    if not targets:
+        return ["No item is so rare that its promotion would show."]
     found, hostile = [], 1
     while hostile <= data.num_users // 2:
         share, beside = promotion(settings, data.train, targets, hostile, claims)

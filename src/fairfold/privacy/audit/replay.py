@@ -15,13 +15,14 @@ from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.backends.batched import batched
 from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.data import Interactions
-from fairfold.federation.aggregation import Aggregator, make_aggregator
+from fairfold.federation.aggregation import Aggregator
 from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import run_round
 from fairfold.federation.scheduling import ClientSampler
+from fairfold.federation.secure_sums import make_aggregator
 from fairfold.federation.updates import ClientTask, ScheduledTask, State, Update
 from fairfold.typing import Weights
 
