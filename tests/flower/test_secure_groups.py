@@ -158,20 +158,19 @@ def test_groups_are_alike_and_nobody_chooses_one() -> None:
     assert [one.count(group) for group in range(GROUPS)] == [10, 10, 10]
 
 
-def test_devices_are_told_nothing_of_groups() -> None:
+def test_devices_know_nothing_of_groups() -> None:
     """What a device reads of the settings is what it would read without groups."""
     for case in ("parts", "gradient"):
         assert client_settings(grouped(case)) == client_settings(secure_settings(case, smallest=2))
-    told = client_settings(
-        grouped("gradient", **{"algorithm.aggregation": "trimmed", "algorithm.byzantine_share": 0.3})
-    )
-    assert told == client_settings(secure_settings("gradient", smallest=2))
+    rule: dict[str, Any] = {"algorithm.aggregation": "trimmed", "algorithm.byzantine_share": 0.3}
+    sent = client_settings(grouped("gradient", **rule))
+    assert sent == client_settings(secure_settings("gradient", smallest=2))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fleet.secure_groups": 2}, "none can be told from the others"),
+        ({"fleet.secure_groups": 2}, "too few to compare"),
         ({"privacy.level": "plain", "fleet.secure_groups": 3}, "use 'secure'"),
         ({"algorithm.kind": "ratings"}, "no rule for them"),
         ({"fleet.clients_per_round": 5}, "in 3 groups"),

@@ -168,9 +168,7 @@ class FleetSettings(FrozenSettings):
     @classmethod
     def _groups_to_compare(cls, groups: int) -> int:
         if 1 < groups < FEWEST_GROUPS:
-            raise ValueError(
-                f"{groups} groups, of which none can be told from the others: 1, or {FEWEST_GROUPS} or more"
-            )
+            raise ValueError(f"{groups} groups, too few to compare: 1, or {FEWEST_GROUPS} or more")
         return groups
 
     def groups(self, num_clients: int) -> Tensor:

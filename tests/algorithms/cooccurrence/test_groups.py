@@ -11,7 +11,7 @@ from fairfold.algorithms.cooccurrence.cooccurrence import CoOccurrenceUpload, un
 from fairfold.algorithms.cooccurrence.groups import add_to_groups, combined
 from fairfold.federation.robust import winsorized_sum
 from fairfold.federation.updates import PLACES, sparse_vector
-from fairfold.subspace.blocks import LeadingBlock
+from fairfold.subspace.projection import LeadingBlock
 
 ITEMS = 12
 SIZE = ITEMS * (ITEMS + 1) // 2
