@@ -198,7 +198,8 @@ class OpenRound:
         found, refused = list[tuple[ClientTask, Update]](), dict[int, str]()
         for group, aggregates in self.secure.finish():
             group.require_budget_unspent(f"round {self.number}")
-            survivors, problem, sums = group.survivors, "", list[tuple[ClientTask, Update]]()
+            survivors, problem = group.survivors, ""
+            sums = list[tuple[ClientTask, Update]]()
             for size, aggregate in aggregates.items():
                 owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
                 users, task = sum(map(users_of, owners)), replace(self.requests[size].task, group=group.group)

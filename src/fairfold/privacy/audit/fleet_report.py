@@ -86,7 +86,8 @@ def _rare_items(data: Dataset, seed: int) -> list[int]:
 
 
 def _groups_findings(settings: Settings, data: Dataset, seed: int) -> list[str]:
-    groups, privacy, targets = settings.fleet.secure_groups, settings.privacy, _rare_items(data, seed)
+    groups, privacy = settings.fleet.secure_groups, settings.privacy
+    targets = _rare_items(data, seed)
     assert isinstance(privacy, SecurePrivacy)
     if not targets or data.num_users < 2 * groups:
         return ["No item is so rare that its promotion would show, or users are too few for the groups."]

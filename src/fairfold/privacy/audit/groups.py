@@ -41,11 +41,11 @@ class Attack(NamedTuple):
 
     def description(self) -> str:
         """In words."""
-        said = [f"beside {'all' if self.beside > max(BESIDE[:-1]) else self.beside} items"]
-        said += (
+        parts = [f"beside {'all' if self.beside > max(BESIDE[:-1]) else self.beside} items"]
+        parts += (
             ["in statistics"] * self.counted + ["of the item itself"] * self.itself + ["and nothing else"] * self.alone
         )
-        return ", ".join(said)
+        return ", ".join(parts)
 
 
 NOTHING = Attack(False, False, False, 0)
@@ -111,13 +111,13 @@ def _attacked(
     if attack.beside and number < head:
         low, high = others.clamp(max=number), others.clamp(min=number)
         items = torch.arange(head)
-        said = sums[bad]
+        own = sums[bad]
         if attack.alone:
-            diagonal = said[items * (items + 3) // 2]
-            said.zero_()[items * (items + 3) // 2] = diagonal
-        said[high * (high + 1) // 2 + low] = users[bad]
+            diagonal = own[items * (items + 3) // 2]
+            own.zero_()[items * (items + 3) // 2] = diagonal
+        own[high * (high + 1) // 2 + low] = users[bad]
         if attack.itself:
-            said[number * (number + 3) // 2] = users[bad]
+            own[number * (number + 3) // 2] = users[bad]
     state = federation.initial()
     whole = combined(sums, size)
     held = State(state.full, 1, {SUM: {SUM: whole}})
