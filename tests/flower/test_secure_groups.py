@@ -171,7 +171,7 @@ def test_devices_know_nothing_of_groups() -> None:
     ("changes", "words"),
     [
         ({"fleet.secure_groups": 2}, "too few to compare"),
-        ({"privacy.level": "plain", "fleet.secure_groups": 3}, "use 'secure'"),
+        ({"privacy.level": "plain", "fleet.secure_groups": 3}, "needs privacy.level='secure'"),
         ({"algorithm.kind": "ratings"}, "no rule for them"),
         ({"fleet.clients_per_round": 5}, "in 3 groups"),
         ({"fleet.secure_groups": 1, "algorithm.kind": "gradient", "algorithm.aggregation": "median"}, "compare sums"),

@@ -99,7 +99,7 @@ def _privacy_problem(settings: "Settings") -> str | None:
     level = f"privacy.level={privacy.level!r}"
     if settings.fleet.secure_groups > 1:
         if isinstance(privacy, DifferentialPrivacy) or not isinstance(privacy, SecurePrivacy):
-            return f"fleet.secure_groups={settings.fleet.secure_groups} with {level}: use 'secure', or 1"
+            return f"fleet.secure_groups={settings.fleet.secure_groups} needs privacy.level='secure', not {level}"
         if not isinstance(settings.algorithm, CombinesGroups):
             kind = f"algorithm.kind={settings.algorithm.kind!r}"
             return f"fleet.secure_groups={settings.fleet.secure_groups} with {kind}, which has no rule for them: use 1"
