@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 from fairfold.config import Settings
 from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.errors import InvalidSettings, InvalidState, RequestRefused
-from fairfold.federation import aggregation, noise
 from fairfold.federation import federation as numbering
+from fairfold.federation import noise, secure_sums
 from fairfold.federation.noise import noise_multiplier, required_noise_std
 from fairfold.flower import preparation as opening
 from fairfold.flower import secure_aggregation as secure_round
@@ -112,7 +112,7 @@ def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
     with monkeypatch.context() as patch:
         noted = Noted(patch)
         state = nodes.run()
-    for module in (aggregation, numbering):
+    for module in (secure_sums, numbering):
         monkeypatch.setattr(module, "add_aggregate_noise", noted.add_aggregate_noise)
     expected, world, _ = simulated(data(USERS), private_settings(), as_devices)
     assert_same(state.algorithm_state["sum"], expected.algorithm_state["sum"])
