@@ -10,6 +10,7 @@ under masks nobody can be named.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.federation.aggregation import make_aggregate
+from fairfold.federation.aggregation import ONE, Aggregator, Ranks, make_aggregate
 from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections, apply_fault
 from fairfold.federation.scheduling import ClientSampler, schedule_round
-from fairfold.federation.secure_sums import make_aggregator
+from fairfold.federation.secure_sums import GroupedAggregator, SecureAggregator
 from fairfold.federation.updates import (
     Aggregate,
     ClientTask,
@@ -190,3 +191,14 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
             if not bool(torch.isfinite(low) & torch.isfinite(high)):  # NaN is both
                 return False
     return True
+
+
+def make_aggregator(
+    clients: Clients, sizes: Sequence[int], ranks: Ranks = ONE, groups: Sequence[int] = ()
+) -> Aggregator:
+    """The aggregator that ``privacy.level`` asks for; ``sizes`` and ``groups`` are those of the cohort's clients."""
+    if not clients.plan.settings.privacy.uses_secure_aggregation:
+        return Aggregator(clients, ranks)
+    if clients.plan.settings.fleet.secure_groups > 1 and groups:
+        return GroupedAggregator(clients, sizes, groups, ranks)
+    return SecureAggregator(clients, Counter(sizes), ranks)

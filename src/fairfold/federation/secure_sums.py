@@ -144,14 +144,3 @@ class GroupedAggregator(Aggregator):
             for task, update in group.aggregate(refused).parts():
                 self._aggregate.add(task, update)
         return self._aggregate
-
-
-def make_aggregator(
-    clients: Clients, sizes: Sequence[int], ranks: Ranks = ONE, groups: Sequence[int] = ()
-) -> Aggregator:
-    """The aggregator that ``privacy.level`` asks for; ``sizes`` and ``groups`` are those of the cohort's clients."""
-    if not clients.plan.settings.privacy.uses_secure_aggregation:
-        return Aggregator(clients, ranks)
-    if clients.plan.settings.fleet.secure_groups > 1 and groups:
-        return GroupedAggregator(clients, sizes, groups, ranks)
-    return SecureAggregator(clients, Counter(sizes), ranks)

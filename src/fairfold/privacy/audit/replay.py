@@ -20,9 +20,8 @@ from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
+from fairfold.federation.round import make_aggregator, run_round
 from fairfold.federation.scheduling import ClientSampler
-from fairfold.federation.secure_sums import make_aggregator
 from fairfold.federation.updates import ClientTask, ScheduledTask, State, Update
 from fairfold.typing import Weights
 
