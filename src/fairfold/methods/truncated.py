@@ -21,7 +21,8 @@ from fairfold.typing import FLOAT_BYTES, Shapes
 
 COLUMNS = (12, 24, 48, 96, 192, 384)  # numbers of columns that are candidates
 ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pairs and half of the default columns
-# Beyond so many of both the default holds pairs alone: of many items each has to do with few, and many users show which
+# Beyond so many rows the default holds pairs alone: of many items each has to do with few. Up to so many users neighbors
+# stand beside them.
 MANY_ROWS, MANY_USERS = 11_584, 2_048
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
@@ -114,11 +115,10 @@ def candidate_splits(
     while first and not has_enough_rows(first):
         first -= 1
     leading = of_columns(first)
-    if rows > MANY_ROWS and users > MANY_USERS:
-        default, others = PAIRS_ALONE, [replace(PAIRS_ALONE, neighbors=kept or min(1, neighbors)), leading]
-    else:
-        others = [replace(leading, neighbors=0 if leading.neighbors else kept or min(1, neighbors))]
-        default = leading
+    default, others = leading, list[BudgetSplit]()
+    if rows > MANY_ROWS:
+        default, others = replace(PAIRS_ALONE, neighbors=0 if users > MANY_USERS else kept), [leading]
+    others.insert(0, replace(default, neighbors=0 if default.neighbors else kept or min(1, neighbors)))
     others += [of_columns(place) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
     others.append(replace(PAIRS_ALONE, neighbors=kept))
     others.append(replace(of_columns(max(first - 1, 1)), share=ROWS_BESIDE_PAIRS))
