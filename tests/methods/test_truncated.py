@@ -85,7 +85,7 @@ def test_numbers_have_the_most_bits_with_which_all_rows_fit(rows: int, columns: 
 
 def test_many_items_are_served_by_pairs_alone() -> None:
     """Beside neighbors where users are few; a split with columns is a candidate."""
-    for rows, users, columns, near in ((11_584, 2_048, 48, 5), (11_585, 2_048, 0, 5), (11_585, 2_049, 0, 0)):
+    for rows, users, columns, near in ((11_584, 2_048, 96, 5), (11_585, 2_048, 0, 5), (11_585, 2_049, 0, 0)):
         first, second, third, *_ = candidate_splits(10**8, rows, 384, users)
         assert (first.columns, first.neighbors) == (columns, near)
         assert second == replace(first, neighbors=5 - near)

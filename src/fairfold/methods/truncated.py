@@ -21,8 +21,8 @@ from fairfold.typing import FLOAT_BYTES, Shapes
 
 COLUMNS = (12, 24, 48, 96, 192, 384)  # numbers of columns that are candidates
 ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pairs and half of the default columns
-# Beyond so many rows the default holds pairs alone: of many items each has to do with few. Up to so many users neighbors
-# stand beside them.
+# Beyond so many rows the default holds pairs alone: of many items each has to do with few. Up to so many users
+# neighbors stand beside them.
 MANY_ROWS, MANY_USERS = 11_584, 2_048
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
