@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.contribution import (
-    ITEMS,
-    NO_HISTORY,
-    TOO_MUCH,
-    VALUE,
-    check_contribution,
-    sketch_of,
-)
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     CoOccurrenceUpload,
     columns_of,
     frobenius_norm,
     triangle_size,
     unpack_triangle,
+)
+from fairfold.algorithms.cooccurrence.uploads import (
+    ITEMS,
+    NO_HISTORY,
+    TOO_MUCH,
+    VALUE,
+    check_contribution,
+    sketch_of,
 )
 from fairfold.federation.updates import State
 from fairfold.flower.nodes import OTHER_NAME
