@@ -34,8 +34,8 @@ from fairfold.device.uploads import UserHistory
 from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower import LocalFile, make_client_app
 from fairfold.flower.fleet.credentials import Token
-from fairfold.flower.roster import device_name
 from fairfold.privacy.secure import keys
+from fairfold.privacy.secure.log import device_name
 from fairfold.privacy.secure.messages import KEY
 from tests.vectors.make import FOLDER
 from tests.vectors.secure import secure_vectors

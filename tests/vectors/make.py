@@ -27,9 +27,9 @@ from fairfold.algorithms.cooccurrence.parts import TrianglePart, is_dropped, syn
 from fairfold.data import Interactions
 from fairfold.flower.fleet.credentials import Token
 from fairfold.flower.local_data import _uniform
-from fairfold.flower.roster import device_name
 from fairfold.privacy import gram
 from fairfold.privacy.secure.keys import point_of
+from fairfold.privacy.secure.log import device_name
 from tests.vectors.ratings import rating_vectors
 from tests.vectors.secure import secure_vectors
 from tests.vectors.sessions import models, secure_session, session, signed_models
