@@ -66,7 +66,8 @@ def read_line(line: bytes, signer: bytes, before: LogHead) -> Enrolled:
     try:
         entry = json.loads(line)
         one = Enrolled(bytes.fromhex(entry["key"]), int(entry["node"], 16), entry["users"])
-        if len(one.key) != POINT or type(one.users) is not int or not 1 <= one.users <= MAX_USERS:
+        in_range = type(one.users) is int and 1 <= one.users <= MAX_USERS and 0 <= one.node < 2**64
+        if len(one.key) != POINT or not in_range:
             raise ValueError("no key, or no number of users")
         signature = bytes.fromhex(entry["signature"])
         if line != line_of(one, before, signature):
