@@ -384,7 +384,11 @@ def main() -> None:
         "ratings", "Rows of items, and a user's part in the sums of ratings; numbers agree to 1e-9.", rating_vectors()
     )
     write("session", "All messages of a run to two devices, and their replies.", session())
-    write("secure", "Parts of secure aggregation: keys, masks, shares, graph, messages, fixed point, log.", secure_vectors())
+    write(
+        "secure",
+        "Parts of secure aggregation: keys, masks, shares, graph, messages, fixed point, log.",
+        secure_vectors(),
+    )
     write(
         "secure_session",
         "A run under secure aggregation: messages to one device, its draws, its replies.",

@@ -98,7 +98,8 @@ def collect_statistics(
 ) -> str:
     """Sum the statistics of all nodes, and number the items by them; return why that failed, or nothing."""
     log.info("asking %d nodes for statistics before the first round", len(nodes))
-    settings, nodes, statistics = known.settings, list(nodes), network_state.statistics
+    settings = known.settings
+    nodes, statistics = list(nodes), network_state.statistics
     # No window of items is asked for twice: two sums over nearly the same clients would reveal the difference.
     for window in item_windows(num_items)[network_state.num_windows :]:
         updates: Iterable[Update]

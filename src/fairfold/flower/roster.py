@@ -61,7 +61,8 @@ class Roster:
         if size != self._size:  # lines are only ever added
             entries, heads = read_log(self.content(), self.public)
             self._entries = {one.key: one for one in entries}
-            self._by_node, self._head, self._size = {one.node: one for one in entries}, heads[-1], size
+            self._by_node = {one.node: one for one in entries}
+            self._head, self._size = heads[-1], size
         return list(self._entries.values())
 
     def head(self) -> LogHead:
