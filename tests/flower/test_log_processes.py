@@ -40,6 +40,7 @@ def test_devices_follow_one_log_and_refuse_another(tmp_path: Path) -> None:
         fleet={"network": {"max_failed_rounds": 2}},
     )
     local_fleet, data = make_local_fleet(settings, "1x*5", tmp_path / "trial")
+    local_fleet.wait_for = 4
     local_fleet.prepare(data)
     roster = local_fleet.server.roster()
     with stop_on_exit(local_fleet.programs):

@@ -103,6 +103,18 @@ def test_a_member_that_is_not_in_the_log_is_refused_by_all(tmp_path: Path, shown
             play[number].share(play.messages[1000 + number])
 
 
+def test_a_member_of_later_lines_than_are_named_is_refused(tmp_path: Path, shown: Shown) -> None:
+    """The copy may grow between two messages of a sum, whose devices compared the lines before."""
+    logs = copies(tmp_path, shown, MANY + 1)
+    play = Play(a_session(4, log=shown.roster.head()), MANY + 1, logs=logs)
+    play.devices[1000 + MANY].memory.log = None
+    play.until(Phase.SHARES)
+    roster_of(tmp_path / "roster", MANY)
+    logs[0].follow(shown.roster.head(), identity(0).enrolled)
+    with pytest.raises(RequestRefused, match="whose key is not in the server's roster of 4"):
+        play[0].share(play.messages[1000])
+
+
 def test_an_honest_server_leaves_out_who_has_another_key(shown: Shown) -> None:
     """One hostile device must not have the cohort refused by all others."""
     play = Play(a_session(4, log=shown.roster.head()), MANY)
