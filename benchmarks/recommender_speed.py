@@ -153,6 +153,7 @@ def large(chosen: argparse.Namespace) -> None:
         Interactions.from_pairs(everything.users[part], everything.items[part], chosen.users, chosen.items)
         for part in (~test, test)
     )
+    del everything
     used = modelled(train, chosen.head, chosen.factors, test_set)
     say(f"{used:,.0f} processor s in all, peak {peak_megabytes():,.0f} MB")
 

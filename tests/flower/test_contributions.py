@@ -20,7 +20,6 @@ from fairfold.algorithms.cooccurrence.contribution import (
 )
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     CoOccurrenceUpload,
-    columns_of,
     frobenius_norm,
     triangle_size,
     unpack_triangle,
@@ -31,6 +30,7 @@ from fairfold.flower.persistence import NetworkState
 from fairfold.flower.protocol import CAPACITY, STATISTICS
 from fairfold.flower.roster import Enrolled, Roster, make_signer
 from fairfold.flower.vectors import INDICES
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.typing import Weights
 from tests.flower.test_failed_steps import ITEMS as NUM_ITEMS
 from tests.flower.test_failed_steps import NODES, USERS, arrays_of, fleet, plain_settings

@@ -15,11 +15,11 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     UNIT,
     CoOccurrenceUpload,
-    columns_of,
     history_weights,
     triangle_items,
     triangle_size,
 )
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.typing import Weights
 
 BUCKETS = 256  # of a sketch: its norm is off by 4 % (a standard deviation)
