@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.contribution import (
+from fairfold.algorithms.cooccurrence.cooccurrence import (
+    CoOccurrenceUpload,
+    frobenius_norm,
+    triangle_size,
+    unpack_triangle,
+)
+from fairfold.algorithms.cooccurrence.uploads import (
     ITEMS,
     NO_HISTORY,
     TOO_MUCH,
     VALUE,
     check_contribution,
     sketch_of,
-)
-from fairfold.algorithms.cooccurrence.cooccurrence import (
-    CoOccurrenceUpload,
-    frobenius_norm,
-    triangle_size,
-    unpack_triangle,
 )
 from fairfold.federation.updates import State
 from fairfold.flower.nodes import OTHER_NAME

@@ -239,7 +239,7 @@ def _quality(values: dict[str, float]) -> str:
 
 def _print_privacy(console: Terminal, settings: "Settings | None") -> None:
     """Print what the server sees of its devices, or how that is decided where no level is set."""
-    from fairfold.federation.noise import privacy_notes, privacy_report
+    from fairfold.federation.plan import privacy_notes, privacy_report
     from fairfold.privacy.ledger import DEFAULT_MIN_COHORT
 
     if settings is None:

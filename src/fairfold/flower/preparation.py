@@ -14,8 +14,7 @@ from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.federation.algorithm import COUNTS, Centralized, NumbersItems, SparseUpdates
 from fairfold.federation.architecture import ImageShape
 from fairfold.federation.federation import popularity_order
-from fairfold.federation.noise import privacy_notes, privacy_report
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, privacy_notes, privacy_report
 from fairfold.federation.plugin_check import check_plugins
 from fairfold.federation.plugins import uses_plugins
 from fairfold.federation.updates import PublicStatistics, State, Update
