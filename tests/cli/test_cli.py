@@ -172,8 +172,10 @@ def test_threads_that_wait_sleep_unless_somebody_says_otherwise(given: dict[str,
     command = [sys.executable, "-c", program]
     environment = others | {"OMP_DISPLAY_ENV": "VERBOSE"} | given
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = dict(line.strip().split(" = ") for line in done.stderr.splitlines() if " = '" in line)
-    if not said.keys() >= set(names):
+    displayed = dict(line.strip().split(" = ") for line in done.stderr.splitlines() if " = '" in line)
+    if not displayed.keys() >= set(names):
         pytest.skip("torch without GNU's OpenMP")
     wanted = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | given
-    assert {name: said[name].strip("'") for name in given or wanted} == {name: wanted[name] for name in given or wanted}
+    assert {name: displayed[name].strip("'") for name in given or wanted} == {
+        name: wanted[name] for name in given or wanted
+    }
