@@ -128,6 +128,13 @@ FAIRFOLD_API int fairfold_symmetric_rows(const int64_t *places, int real, const 
                                          int64_t rows, int64_t *starts, int64_t column_bytes, void *columns,
                                          int number_real, void *numbers, int64_t room, double *diagonal,
                                          int64_t *found);
+/* Of every row of such a matrix the `most` other columns c with the largest strengths s above 0, and these, the strongest
+ * first: s = value * roots[r] * roots[c] or, with `users`, s / (users[r] + users[c] - s). Where there are fewer, a row
+ * stands for itself, with 0. Columns ascend within a row. */
+FAIRFOLD_API int fairfold_strongest(const int64_t *starts, int64_t column_bytes, const void *columns, int real,
+                                    const void *values, int64_t count, int64_t rows, const void *roots,
+                                    const void *users, int64_t most, int64_t *found, void *strengths, int64_t room,
+                                    int threads);
 /* blocks[r, a, b] = the matrix at (members[r, a], members[r, b]), for a matrix given by rows. */
 FAIRFOLD_API int fairfold_member_blocks(const int64_t *starts, int64_t column_bytes, const void *columns, int real,
                                         const void *values, int64_t count, int64_t rows, const int64_t *members,

@@ -1,7 +1,9 @@
-/* A symmetric matrix from the pairs of its triangle that occur, and the blocks of it around every row.
+/* A symmetric matrix from the pairs of its triangle that occur, the columns that are strongest in every row, and the
+ * blocks of the matrix around every row.
  *
- * Both go through the matrix once. A row's numbers stand in the order of their columns, so those beyond the diagonal
- * follow as later columns come. For blocks a row is spread out, and all blocks that it is in copy from there.
+ * Each goes through the matrix once. A row's numbers stand in the order of their columns, so those beyond the diagonal
+ * follow as later columns come. The strongest of a row are a heap, the weakest of them on top. For blocks a row is
+ * spread out, and all blocks that it is in copy from there.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +68,99 @@ int fairfold_symmetric_rows(const int64_t *places, int real, const void *values,
     return FAIRFOLD_OK;
 }
 
+/* Whether rows of a matrix start in order, within it. */
+static int rows_in_order(const int64_t *starts, int64_t rows, int64_t count) {
+    for (int64_t r = 0; r < rows; r++)
+        if (starts[r] < 0 || starts[r] > (r + 1 < rows ? starts[r + 1] : count)) return 0;
+    return 1;
+}
+
+static int columns_within(const void *columns, int64_t bytes, int64_t count, int64_t rows) {
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t column = column_at(columns, bytes, k);
+        if (column < 0 || column >= rows) return 0;
+    }
+    return 1;
+}
+
+typedef struct {
+    const int64_t *starts;
+    const void *columns, *values, *roots, *users;
+    int64_t *found;
+    void *strengths;
+    int64_t column_bytes, count, rows, most;
+} strongest_job;
+
+/* With `users`, strengths are Jaccard's of estimated numbers of users. Of equal ones the first column is the stronger. */
+#define STRONGEST(name, real_t)                                                                                        \
+    static void name##_sink(real_t *strength, int64_t *column, int64_t from, int64_t size) {                           \
+        const real_t mine = strength[from];                                                                            \
+        const int64_t own = column[from];                                                                              \
+        for (int64_t next; (next = 2 * from + 1) < size; from = next) {                                                \
+            if (next + 1 < size && (strength[next + 1] < strength[next] ||                                             \
+                                    (strength[next + 1] == strength[next] && column[next + 1] > column[next])))        \
+                next++;                                                                                                \
+            if (mine < strength[next] || (mine == strength[next] && own > column[next])) break;                        \
+            strength[from] = strength[next], column[from] = column[next];                                              \
+        }                                                                                                              \
+        strength[from] = mine, column[from] = own;                                                                     \
+    }                                                                                                                  \
+    static void name(const void *given, int part, int parts) {                                                         \
+        const strongest_job *job = given;                                                                              \
+        const real_t *values = job->values, *roots = job->roots, *users = job->users;                                  \
+        for (int64_t r = 0; r < job->rows; r++) {                                                                      \
+            if (job->starts[r] / (job->count / parts + 1) != part) continue;                                           \
+            const int64_t end = r + 1 < job->rows ? job->starts[r + 1] : job->count;                                   \
+            int64_t *column = job->found + r * job->most, size = 0;                                                    \
+            real_t *strength = (real_t *)job->strengths + r * job->most;                                               \
+            for (int64_t k = job->starts[r]; k < end; k++) {                                                           \
+                const int64_t c = column_at(job->columns, job->column_bytes, k);                                       \
+                real_t one = values[k] * roots[r] * roots[c];                                                          \
+                if (users) {                                                                                           \
+                    const real_t either = users[r] + users[c] - one, least = (real_t)1e-12;                            \
+                    one /= either > least ? either : least;                                                            \
+                }                                                                                                      \
+                if (c == r || !(one > 0) || (size == job->most && !(one > strength[0]))) continue;                     \
+                if (size < job->most) {                                                                                \
+                    strength[size] = one, column[size++] = c;                                                          \
+                    for (int64_t h = size / 2; size == job->most && h > 0; h--) name##_sink(strength, column, h - 1, size); \
+                } else {                                                                                               \
+                    strength[0] = one, column[0] = c;                                                                  \
+                    name##_sink(strength, column, 0, size);                                                            \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int64_t h = size / 2; size < job->most && h > 0; h--) name##_sink(strength, column, h - 1, size);     \
+            for (int64_t last = size - 1; last > 0; last--) { /* the weakest goes behind the others */                 \
+                const real_t weakest = strength[0];                                                                    \
+                const int64_t its = column[0];                                                                         \
+                strength[0] = strength[last], column[0] = column[last];                                                \
+                name##_sink(strength, column, 0, last);                                                                \
+                strength[last] = weakest, column[last] = its;                                                          \
+            }                                                                                                          \
+            for (; size < job->most; size++) strength[size] = 0, column[size] = r;                                     \
+        }                                                                                                              \
+    }
+STRONGEST(strongest_floats, float)
+STRONGEST(strongest_doubles, double)
+
+int fairfold_strongest(const int64_t *starts, int64_t column_bytes, const void *columns, int real, const void *values,
+                       int64_t count, int64_t rows, const void *roots, const void *users, int64_t most, int64_t *found,
+                       void *strengths, int64_t room, int threads) {
+    if (count < 0 || rows < 0 || most < 0 || (real != 4 && real != 8)) return FAIRFOLD_BAD_ARGUMENT;
+    if (rows > INT32_MAX || most > INT32_MAX || (column_bytes != 4 && column_bytes != 8)) return FAIRFOLD_UNSUPPORTED;
+    if (room != rows * most || (rows && (!starts || !roots)) || (count && (!columns || !values)))
+        return FAIRFOLD_BAD_ARGUMENT;
+    if (!room) return FAIRFOLD_OK;
+    if (!found || !strengths || !rows_in_order(starts, rows, count)) return FAIRFOLD_BAD_ARGUMENT;
+    if (!columns_within(columns, column_bytes, count, rows)) return FAIRFOLD_BAD_ROW;
+    for (int64_t r = 0; r < rows; r++) /* of equal ones the first is the stronger */
+        for (int64_t k = starts[r] + 1; k < (r + 1 < rows ? starts[r + 1] : count); k++)
+            if (column_at(columns, column_bytes, k) <= column_at(columns, column_bytes, k - 1)) return FAIRFOLD_BAD_ROW;
+    const strongest_job job = {starts, columns, values, roots, users, found, strengths, column_bytes, count, rows, most};
+    fairfold_parallel(fairfold_parts(threads, count), real == 4 ? strongest_floats : strongest_doubles, &job);
+    return FAIRFOLD_OK;
+}
+
 typedef struct {
     const int64_t *starts, *members, *first, *order;
     const void *columns, *values;
@@ -107,12 +202,8 @@ int fairfold_member_blocks(const int64_t *starts, int64_t column_bytes, const vo
     if (width ? room % width || room / width != rows * width : room) return FAIRFOLD_BAD_ARGUMENT;
     if ((rows && !starts) || (room && (!members || !blocks)) || (count && (!columns || !values)))
         return FAIRFOLD_BAD_ARGUMENT;
-    for (int64_t r = 0; r < rows; r++)
-        if (starts[r] < 0 || starts[r] > (r + 1 < rows ? starts[r + 1] : count)) return FAIRFOLD_BAD_ARGUMENT;
-    for (int64_t k = 0; k < count; k++) {
-        const int64_t column = column_at(columns, column_bytes, k);
-        if (column < 0 || column >= rows) return FAIRFOLD_BAD_ROW;
-    }
+    if (!rows_in_order(starts, rows, count)) return FAIRFOLD_BAD_ARGUMENT;
+    if (!columns_within(columns, column_bytes, count, rows)) return FAIRFOLD_BAD_ROW;
     for (int64_t at = 0; at < rows * width; at++)
         if (members[at] < 0 || members[at] >= rows) return FAIRFOLD_BAD_ROW;
     if (!room) return FAIRFOLD_OK;

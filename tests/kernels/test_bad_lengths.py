@@ -24,6 +24,7 @@ OPERATIONS: dict[Operation, Operation] = {
     sparse_calls.listed_pair_sums: sparse_pairs.listed_pair_sums,
     sparse_calls.symmetric_rows: sparse_pairs.symmetric_rows,
     sparse_calls.member_blocks: sparse_pairs.member_blocks,
+    sparse_calls.strongest: sparse_pairs.strongest,
     calls.packed_products: reference.packed_products,
     calls.packed_sum: reference.packed_sum,
 }
@@ -72,6 +73,8 @@ def good(operation: Operation) -> list[Any]:
             torch.ones(5),
             torch.tensor([[0, 1], [2, 1], [0, 2]]),
         ]
+    if operation is sparse_calls.strongest:
+        return [*good(sparse_calls.member_blocks)[:3], torch.ones(3), None, 2]
     if operation in (calls.pair_sums, sparse_calls.listed_pair_sums):
         return [torch.tensor([0, 2, 1, 3, 4]), torch.tensor([0, 2]), torch.tensor([2, 5]), torch.ones(2), 4]
     return [TABLE, ids, torch.ones(3, COLUMNS) if operation is calls.packed_products else torch.ones(3)]

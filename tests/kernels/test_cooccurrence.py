@@ -50,6 +50,19 @@ def test_pair_sums(given_histories: tuple[Tensor, Tensor, Tensor, Tensor], max_i
     assert found.equal(whole[place[0], place[1]])  # to the bit: all are multiples of the unit
 
 
+def strongest_of(matrix: Tensor, roots: Tensor, users: Tensor | None, most: int) -> tuple[Tensor, Tensor]:
+    """Row by row, by Python's sorting."""
+    found, strengths = torch.arange(len(matrix))[:, None].repeat(1, most), matrix.new_zeros(len(matrix), most)
+    for row, numbers in enumerate(matrix):
+        strength = numbers * roots[row] * roots
+        if users is not None:
+            strength = strength / (users[row] + users - strength).clamp(min=1e-12)
+        others = [column for column in range(len(matrix)) if column != row and strength[column] > 0]
+        for place, column in enumerate(sorted(others, key=lambda one: -strength[one].item())[:most]):
+            found[row, place], strengths[row, place] = column, strength[column]
+    return found, strengths
+
+
 @generated
 @given(given_histories=histories(), max_items=st.integers(1, 45), kind=st.sampled_from([torch.int32, torch.int64]))
 def test_lists_of_pairs_and_their_matrix(
@@ -69,6 +82,8 @@ def test_lists_of_pairs_and_their_matrix(
     matrix[place[0], place[1]] = packed
     matrix += matrix.tril(-1).T
     members = torch.randint(0, max_items, (max_items, 3))
+    source = torch.Generator().manual_seed(max_items)
+    roots = torch.randint(1, 3, (max_items,), generator=source).to(packed.dtype)  # of which some strengths are equal
     for body in (sparse_calls, sparse_pairs):
         assert all(map(torch.equal, body.listed_pair_sums(*given_histories, max_items), listed))
         starts, columns, numbers, diagonal = body.symmetric_rows(*listed, max_items, kind, packed.dtype)
@@ -77,6 +92,10 @@ def test_lists_of_pairs_and_their_matrix(
         assert bool(((rows * max_items + columns).diff() > 0).all())
         assert torch.zeros_like(matrix).index_put_((rows, columns.long()), numbers).equal(matrix)
         assert diagonal.equal(matrix.diagonal().double())
+        for users in (None, 1 + torch.rand(max_items, dtype=packed.dtype, generator=source)):
+            strongest = body.strongest(starts, columns, numbers, roots, users, 4)
+            for one, wanted in zip(strongest, strongest_of(matrix, roots, users, 4), strict=True):
+                assert one.equal(wanted)
         found = body.member_blocks(starts, columns, numbers, members)
         assert found.equal(matrix[members[:, :, None], members[:, None, :]])
 
@@ -88,17 +107,20 @@ def test_long_lists_are_cut_into_parts_that_do_not_show(monkeypatch: pytest.Monk
     matrix = sparse_pairs.symmetric_rows(*wanted, 390, torch.int32, torch.float32)[:3]
     members = torch.randint(0, 390, (390, 40), generator=torch.Generator().manual_seed(1))
     blocks = sparse_pairs.member_blocks(*matrix, members)
+    strongest = sparse_pairs.strongest(*matrix, torch.ones(390), None, 9)
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
             assert sparse_calls.member_blocks(*matrix, members).equal(blocks)
+            assert all(map(torch.equal, sparse_calls.strongest(*matrix, torch.ones(390), None, 9), strongest))
     finally:
         torch.set_num_threads(before)
-    for name in ("PAIRS_AT_ONCE", "LISTED_AT_ONCE", "MEMBERS_AT_ONCE"):
+    for name in ("PAIRS_AT_ONCE", "LISTED_AT_ONCE", "MEMBERS_AT_ONCE", "PADDED_AT_ONCE"):
         monkeypatch.setattr(sparse_pairs, name, 1_001)
     assert all(map(torch.equal, sparse_pairs.listed_pair_sums(*given_histories, 390), wanted))
     assert all(map(torch.equal, sparse_pairs.symmetric_rows(*wanted, 390, torch.int32, torch.float32), matrix))
     assert sparse_pairs.member_blocks(*matrix, members).equal(blocks)
+    assert all(map(torch.equal, sparse_pairs.strongest(*matrix, torch.ones(390), None, 9), strongest))
 
 
 def many() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -74,6 +74,7 @@ accumulate_positions = _dispatched(reference.accumulate_positions, calls.accumul
 pair_sums = _dispatched(reference.pair_sums, calls.pair_sums)
 listed_pair_sums = _dispatched(sparse_pairs.listed_pair_sums, sparse_calls.listed_pair_sums)
 symmetric_rows = _dispatched(sparse_pairs.symmetric_rows, sparse_calls.symmetric_rows)
+strongest = _dispatched(sparse_pairs.strongest, sparse_calls.strongest)
 member_blocks = _dispatched(sparse_pairs.member_blocks, sparse_calls.member_blocks)
 packed_products = _dispatched(reference.packed_products, calls.packed_products)
 packed_sum = _dispatched(reference.packed_sum, calls.packed_sum)

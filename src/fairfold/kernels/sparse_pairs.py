@@ -12,6 +12,7 @@ from fairfold.kernels.reference import PAIRS_AT_ONCE, ranges, truncated_lengths
 
 ROWS_AT_ONCE = 16  # rows of a sparse matrix that are spread out together
 MEMBERS_AT_ONCE = 1 << 15  # rows of blocks that are copied together
+PADDED_AT_ONCE = 1 << 22  # numbers of rows that are searched together
 LISTED_AT_ONCE = 1 << 21  # pairs of a sum that are put into rows together
 
 
@@ -80,6 +81,37 @@ def _listed_parts(places: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tens
     for here, numbers in zip(torch.split(places, LISTED_AT_ONCE), torch.split(values, LISTED_AT_ONCE), strict=True):
         later = columns_of(here)
         yield later, here - later * (later + 1) // 2, numbers
+
+
+def strongest(
+    starts: Tensor, columns: Tensor, values: Tensor, roots: Tensor, users: Tensor | None, most: int
+) -> tuple[Tensor, Tensor]:
+    """The ``most`` other columns of every row with the largest strengths above 0, and these, both [rows, most].
+
+    The strength of (r, c) is value · roots_r · roots_c or, of as many ``users``, Jaccard's of that and users_r and
+    users_c. Where there are fewer, a row stands for itself, with 0; of equal ones the first column is the stronger.
+    """
+    size = len(starts)
+    found, strengths = torch.arange(size)[:, None].repeat(1, most), values.new_zeros(size, most)
+    starts = starts.long()
+    lengths, at = torch.cat([starts[1:], starts.new_tensor([len(columns)])]) - starts, 0
+    order = lengths.argsort(descending=True)
+    while at < size:
+        width = max(1, int(lengths[order[at]]))
+        rows = order[at : at + max(1, PADDED_AT_ONCE // width)]
+        at += len(rows)
+        places = starts[rows, None] + torch.arange(width)
+        real = places < starts[rows, None] + lengths[rows, None]
+        places = torch.where(real, places, 0)
+        mine = columns[places].long() if len(columns) else torch.zeros_like(places)
+        given = (values[places] if len(values) else values.new_zeros(places.shape)) * roots[rows, None] * roots[mine]
+        if users is not None:
+            given = given / (users[rows, None] + users[mine] - given).clamp(min=1e-12)
+        given, nearest = torch.where(real & (mine != rows[:, None]), given, 0).sort(stable=True, dim=1, descending=True)
+        given, kept = given[:, :most].clamp(min=0), slice(min(most, width))
+        found[rows, kept] = torch.where(given > 0, mine.gather(1, nearest[:, :most]), rows[:, None])
+        strengths[rows, kept] = given
+    return found, strengths
 
 
 def member_blocks(starts: Tensor, columns: Tensor, values: Tensor, members: Tensor) -> Tensor:

@@ -113,7 +113,6 @@ def test_blocks_fit_in_memory() -> None:
 
 
 def test_sparse_products_and_neighbors_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_inverse, "PADDED_AT_ONCE", 100)
     monkeypatch.setattr(local_inverse, "COLUMNS_AT_ONCE", 3)
     packed, counts = gram_of(12)
     for items in (ITEMS, 7):  # the leading items of the same sum

@@ -236,6 +236,13 @@ static void fuzz_matrix(int64_t *places, int real, const void *sums, int64_t cou
         if (chance(20)) starts[below(rows)] = hostile();
         if (chance(20) && bytes == 4) ((int32_t *)columns)[below(found)] = (int32_t)hostile();
         if (chance(20) && bytes == 8) ((int64_t *)columns)[below(found)] = hostile();
+        double weights[64];
+        int64_t most = below(4), nearest[64 * 4];
+        double strengths[64 * 4];
+        for (int k = 0; k < 64; k++) weights[k] = 1;
+        fairfold_strongest(starts, bytes, columns, number_real, numbers, found, rows, weights,
+                           chance(2) ? weights : NULL, most, nearest, strengths, chance(40) ? hostile() : rows * most,
+                           1 + (int)below(6));
         fairfold_member_blocks(starts, bytes, columns, number_real, numbers, found, rows, members,
                                chance(40) ? hostile() : width, blocks, chance(40) ? hostile() : blocks_room,
                                1 + (int)below(6));

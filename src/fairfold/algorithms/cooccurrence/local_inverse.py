@@ -8,7 +8,6 @@ what stands there for the item itself; of a pair that two items are regressed on
 items × items is anywhere, and with as many related items as there are others it is the exact inverse.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 from typing import Self
@@ -23,11 +22,9 @@ RELATED = 64  # items that an item is regressed on, at most
 BLOCK_NUMBERS = 1 << 28  # of the blocks of all items, which are kept while settings are tuned
 SHRINKAGE = 16.0  # m over the mean diagonal: about what λ is
 COLUMNS_AT_ONCE = 128  # of a table that a sparse matrix is multiplied with: its rows then stay in the caches
-PADDED_AT_ONCE = 1 << 22  # numbers of rows that are searched together
 BLOCKS_AT_ONCE = 1 << 24  # numbers of blocks that are inverted together
 
 Pairs = tuple[Tensor, Tensor, Tensor]  # the rarer item of each pair, the other one, and a value
-Strength = Callable[[Tensor, Tensor, Tensor], Tensor]  # of pairs, by items in a column, items and values
 
 
 @dataclass(frozen=True)
@@ -87,41 +84,12 @@ class SparseGram(SparseRows):
         """The items most similar to every item, [items, count], nearest first, and how similar: see ``similarity``."""
         users = counts.to(self.dtype).clamp(min=1)
         roots = (users / self.diagonal.to(users.dtype).clamp(min=1e-12)).sqrt()
-
-        def jaccard(rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
-            both = values * roots[rows] * roots[columns]
-            return both / (users[rows] + users[columns] - both).clamp(min=1e-12)
-
-        return self._strongest(count, jaccard)
+        return ops.strongest(self.starts, self.columns, self.values, roots, users, count)
 
     def most_related(self, count: int) -> Tensor:
         """The items most related to every item, [items, count]."""
         roots = (self.diagonal + SHRINKAGE * self.diagonal.mean()).rsqrt().to(self.dtype)
-        return self._strongest(count, lambda rows, columns, values: values * roots[rows] * roots[columns])[0]
-
-    def _strongest(self, count: int, strength: Strength) -> tuple[Tensor, Tensor]:
-        """The other items of every row with the largest strengths above 0, and these.
-
-        Where there are fewer, an item stands for itself, with 0.
-        """
-        size = len(self)
-        found, strengths = torch.arange(size)[:, None].repeat(1, count), self.values.new_zeros(size, count)
-        lengths, starts = self.lengths, self.starts.long()
-        order, at = lengths.argsort(descending=True), 0
-        while at < size:
-            width = max(1, int(lengths[order[at]]))
-            rows = order[at : at + max(1, PADDED_AT_ONCE // width)]
-            at += len(rows)
-            places = starts[rows, None] + torch.arange(width)
-            real = places < starts[rows, None] + lengths[rows, None]
-            places = torch.where(real, places, 0)
-            columns = self.columns[places].long()
-            given = strength(rows[:, None], columns, self.values[places])
-            best = torch.where(real & (columns != rows[:, None]), given, 0).topk(min(count, width), dim=1)
-            kept = slice(best.values.shape[1])
-            found[rows, kept] = torch.where(best.values > 0, columns.gather(1, best.indices), rows[:, None])
-            strengths[rows, kept] = best.values.clamp(min=0)
-        return found, strengths
+        return ops.strongest(self.starts, self.columns, self.values, roots, None, count)[0]
 
     def neighborhoods(self, related: Tensor) -> "Neighborhoods":
         """The matrix among each item and its related ones."""

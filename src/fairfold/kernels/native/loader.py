@@ -66,6 +66,10 @@ _SIGNATURES: dict[str, list[type]] = {
     "symmetric_rows": [
         *(_pointer, _int, _pointer, _long, _long, _pointer, _long, _pointer, _int, _pointer, _long, _pointer, _pointer)
     ],
+    "strongest": [
+        *(_pointer, _long, _pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _pointer, _pointer),
+        *(_long, _int),
+    ],
     "member_blocks": [
         *(_pointer, _long, _pointer, _int, _pointer, _long, _long, _pointer, _long, _pointer, _long, _int)
     ],

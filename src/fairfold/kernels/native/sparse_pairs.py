@@ -45,6 +45,25 @@ def symmetric_rows(
     return starts, columns[: found.value], numbers[: found.value], diagonal
 
 
+def strongest(
+    starts: Tensor, columns: Tensor, values: Tensor, roots: Tensor, users: Tensor | None, most: int
+) -> tuple[Tensor, Tensor]:
+    """The strongest columns of every row of a matrix, and their strengths."""
+    of_rows = [roots] if users is None else [roots, users]
+    loaded = library_for(values, *of_rows)
+    require_integers(columns)
+    (starts,), columns, values = contiguous_ids(starts), columns.contiguous(), values.contiguous()
+    require_supported(columns.dim() == 1)
+    require_lengths(columns, values)
+    require_lengths(starts, *of_rows)
+    weights = [each.contiguous() for each in of_rows]
+    found, strengths = torch.empty(len(starts), most, dtype=torch.int64), values.new_empty(len(starts), most)
+    matrix = starts, ID_BYTES[columns.dtype], columns, REAL_BYTES[values.dtype], values, len(values), len(starts)
+    into = most, found, strengths, found.numel(), threads()
+    call(loaded.fairfold_strongest, *matrix, weights[0], weights[1] if len(weights) > 1 else None, *into)
+    return found, strengths
+
+
 def member_blocks(starts: Tensor, columns: Tensor, values: Tensor, members: Tensor) -> Tensor:
     """Blocks of a square matrix around its rows."""
     loaded = library_for(values)
