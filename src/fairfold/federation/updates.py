@@ -124,7 +124,8 @@ class SparseSum:
             return
         parts = [part for part in (self._merged, *self._waiting) if len(part[0])]
         if len(parts) < 2:  # in its own memory
-            self._merged, self._waiting, self._num_waiting = [*parts, self._merged][0], [], 0
+            self._merged = parts[0] if parts else self._merged
+            self._waiting, self._num_waiting = [], 0
             return
         longest = max((places for places, _ in parts), key=len)
         step = max(1, MERGED_AT_ONCE * len(longest) // sum(len(places) for places, _ in parts))

@@ -26,7 +26,7 @@ def columns_of(places: Tensor) -> Tensor:
 def listed_pair_sums(
     items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_items: int
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`.reference.pair_sums` has where histories have pairs: the positions, ascending, and the sums.
+    """The pairs that occur in weighted histories: positions in the packed triangle, ascending, and sums.
 
     Some columns of the triangle are summed at a time, so that little is held beside the result.
     """
@@ -115,7 +115,7 @@ def strongest(
 
 
 def member_blocks(starts: Tensor, columns: Tensor, values: Tensor, members: Tensor) -> Tensor:
-    """Of a square matrix, given by rows, the blocks of some rows: [lists, width, width] for members [lists, width]."""
+    """Blocks of a matrix that is given by rows, [lists, width, width], for the rows in members, [lists, width]."""
     members = members.contiguous()
     size, width = members.shape
     blocks = values.new_empty(size, width, width)

@@ -306,20 +306,8 @@ def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_
     weights = weights.contiguous()
     require_lengths(begins, ends, weights)
     total = torch.zeros(max_items * (max_items + 1) // 2, dtype=weights.dtype)
-    call(
-        loaded.fairfold_pair_sums,
-        items,
-        len(items),
-        begins,
-        ends,
-        len(weights),
-        REAL_BYTES[weights.dtype],
-        weights,
-        max_items,
-        total,
-        len(total),
-        threads(),
-    )
+    histories = items, len(items), begins, ends, len(weights), REAL_BYTES[weights.dtype], weights
+    call(loaded.fairfold_pair_sums, *histories, max_items, total, len(total), threads())
     return total
 
 

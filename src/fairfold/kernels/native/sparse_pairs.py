@@ -28,6 +28,13 @@ def listed_pair_sums(
     return places[: found.value], sums[: found.value]
 
 
+def _contiguous_rows(starts: Tensor, columns: Tensor, values: Tensor) -> list[Tensor]:
+    """A matrix by rows as C reads it."""
+    require_supported(columns.dim() == 1)
+    require_lengths(columns, values)
+    return [*contiguous_ids(starts), columns.contiguous(), values.contiguous()]
+
+
 def symmetric_rows(
     places: Tensor, values: Tensor, rows: int, kind: torch.dtype, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,9 +59,7 @@ def strongest(
     of_rows = [roots] if users is None else [roots, users]
     loaded = library_for(values, *of_rows)
     require_integers(columns)
-    (starts,), columns, values = contiguous_ids(starts), columns.contiguous(), values.contiguous()
-    require_supported(columns.dim() == 1)
-    require_lengths(columns, values)
+    starts, columns, values = _contiguous_rows(starts, columns, values)
     require_lengths(starts, *of_rows)
     weights = [each.contiguous() for each in of_rows]
     found, strengths = torch.empty(len(starts), most, dtype=torch.int64), values.new_empty(len(starts), most)
@@ -68,14 +73,8 @@ def member_blocks(starts: Tensor, columns: Tensor, values: Tensor, members: Tens
     """Blocks of a square matrix around its rows."""
     loaded = library_for(values)
     require_integers(columns, members)
-    (starts,), columns, values, members = (
-        contiguous_ids(starts),
-        columns.contiguous(),
-        values.contiguous(),
-        members.long().contiguous(),
-    )
-    require_lengths(columns, values)
-    require_supported(columns.dim() == 1)
+    starts, columns, values = _contiguous_rows(starts, columns, values)
+    members = members.long().contiguous()
     if members.dim() != 2 or len(members) != len(starts):
         raise InvalidVector(f"members of shape {tuple(members.shape)}", f"{len(starts)} lists", "Check the shapes.")
     blocks = values.new_empty(*members.shape, members.shape[1])
