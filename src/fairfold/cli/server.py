@@ -159,11 +159,11 @@ def roster(folder: Folder) -> None:
     Examples:
         fairfold server roster fleet
     """
-    from fairfold.flower.roster import head_of, openssh_line
+    from fairfold.flower.roster import openssh_line
 
     found = open_server(folder).roster()
     entries = found.entries()
-    typer.echo(f"# {len(entries)} devices, head {head_of(found.content().splitlines())}")
+    typer.echo(f"# {len(entries)} devices, head {found.head().hash}")
     for one in entries:
         typer.echo(openssh_line(one))
 
