@@ -97,3 +97,17 @@ def test_a_node_without_a_line_is_left_out_and_the_others_go_on(tmp_path: Path, 
     nodes.run()
     assert nodes.strategy.nodes.left_out == {USERS: NOT_ENROLLED}
     assert nodes.strategy.progress.history[-1].num_clients == USERS - 1
+
+
+def test_a_device_with_another_key_than_it_enrolled_costs_itself_alone(
+    tmp_path: Path, logs: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All others would refuse the cohort: the server leaves it out before."""
+    roster = enrolled(tmp_path, logs)
+    nodes = asking(federation("gradient", tmp_path, roster=roster), roster)
+    (tmp_path / "node-2" / "secure" / "key").unlink()  # it gets a new one
+    nodes.grid.contexts[3].node_config.pop("signer")  # and asks for no log
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        nodes.run()
+    assert "node 3 left out of a secure sum: another key than it has in the roster" in caplog.text
+    assert nodes.strategy.progress.history[-1].num_clients == USERS - 1
