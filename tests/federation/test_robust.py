@@ -1,5 +1,6 @@
 """Robust rules against their definitions, and what a few hostile clients can do under each."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fairfold.backends.batched import batched
 from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ROBUST, RobustRule, make_aggregate
-from fairfold.federation.robust import _RULES, BoundedAggregate, combine
+from fairfold.federation.robust import _RULES, COMPARED, BoundedAggregate, combine
 from fairfold.federation.updates import ClientTask, Update
 from fairfold.subspace.projection import whole
 from tests.flower.test_failed_steps import NODES, arrays_of, fleet
@@ -79,8 +80,8 @@ def test_a_fifth_of_hostile_clients_moves_no_rule_further_than_the_others_spread
     assert numpy.linalg.norm(found) <= 2 * numpy.linalg.norm(changes[2:], axis=1).max()
 
 
-def bounded_sum(algorithm: Any, updates: list[Update], task: ClientTask) -> Update:
-    aggregate = make_aggregate(algorithm, bounded=True)
+def bounded_sum(settings: Settings, updates: list[Update], task: ClientTask) -> Update:
+    aggregate = make_aggregate(settings, bounded=True)
     assert isinstance(aggregate, BoundedAggregate)
     for update in updates:
         aggregate.add(task, update)
@@ -91,9 +92,13 @@ def bounded_sum(algorithm: Any, updates: list[Update], task: ClientTask) -> Upda
 
 @pytest.mark.parametrize("rule", ["delta", "paper"])
 @pytest.mark.parametrize("place", [0, 30])
-def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place: int) -> None:
-    """Honest changes stay as they are, to the digit, and a hostile one has at most five times the median norm."""
-    algorithm = Settings(algorithm={"kind": "gradient", "aggregation": rule}).algorithm
+@pytest.mark.parametrize(("groups", "times"), [(1, 5), (3, 2)])
+def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place: int, groups: int, times: int) -> None:
+    """Honest changes stay as they are, to the digit; a hostile one has five times the median norm, a group's two."""
+    chosen: dict[str, Any] = {"algorithm": {"kind": "gradient", "aggregation": rule}}
+    if groups > 1:
+        chosen |= {"privacy": {"level": "secure"}, "fleet": {"clients_per_round": None, "secure_groups": groups}}
+    settings = Settings(**chosen)
     source = torch.Generator().manual_seed(0)
     sent = torch.randn(8, generator=source)
     task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": sent})
@@ -104,14 +109,30 @@ def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place:
         models = of + sent if rule == "paper" else of
         return [Update({"t": row * weight}, float(weight)) for row, weight in zip(models, weights, strict=True)]
 
-    honest = bounded_sum(algorithm, updates(changes), task)
+    honest = bounded_sum(settings, updates(changes), task)
     expected = sum(update.sums["t"] for update in updates(changes))
     torch.testing.assert_close(honest.sums["t"], expected)
+    others = expected - weights[place] * changes[place]
     changes[place] *= 1e4
-    poisoned = bounded_sum(algorithm, updates(changes), task)
-    norms = changes.norm(dim=1)
-    moved = (poisoned.sums["t"] - honest.sums["t"]).norm() / weights[place]
-    assert 0.1 * norms.median() < moved < 7 * norms.median()
+    kept = bounded_sum(settings, updates(changes), task).sums["t"] - others
+    norms = changes[: max(COMPARED, place) + 1].norm(dim=1)
+    assert kept.norm() / weights[place] == pytest.approx(times * statistics.median(norms.tolist()), rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["delta", "paper", *ROBUST])
+def test_numbers_without_a_weight_count_for_nothing(rule: str) -> None:
+    """Before, numbers just within ``max_change`` joined the sums of others without any bound on their norm."""
+    settings = Settings(algorithm={"kind": "gradient", "aggregation": rule})
+    task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": torch.ones(8)})
+    honest = [Update({"t": row}, 1.0) for row in torch.randn(5, 8, generator=torch.Generator().manual_seed(0))]
+    alone, joined = make_aggregate(settings, bounded=True), make_aggregate(settings, bounded=True)
+    for update in honest:
+        alone.add(task, update)
+    for update in [Update({"t": torch.full((8,), 9e3)}, 0.0), *honest]:
+        joined.add(task, update)
+    ((_, expected),), ((_, found),) = alone.parts(), joined.parts()
+    assert found.weight == expected.weight
+    assert found.sums["t"].equal(expected.sums["t"])
 
 
 @pytest.mark.parametrize("kind", ["trimmed", "multi-krum"])

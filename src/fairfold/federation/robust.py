@@ -36,11 +36,11 @@ class RobustAggregate(Aggregate):
         self.kept: dict[tuple[int, int], tuple[ClientTask, list[Update]]] = {}
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Keep an update until all are combined."""
+        """Keep an update until all are combined; one without weight has no part in a mean, whatever its numbers."""
         if alone:
             super().add(task, update, alone=True)
-            return
-        self.kept.setdefault((task.size, task.round_number), (task, []))[1].append(update.dense())
+        elif update.weight:
+            self.kept.setdefault((task.size, task.round_number), (task, []))[1].append(update.dense())
 
     def __len__(self) -> int:
         return super().__len__() + len(self.kept)
@@ -68,16 +68,23 @@ class BoundedAggregate(Aggregate):
     are, keeps no more than the first few updates of a size, and no change at the bound of all numbers gets through.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, settings: "Settings") -> None:
         super().__init__()
-        self.algorithm = algorithm
+        self.algorithm: Algorithm = settings.algorithm
+        bounds = CombinesRobustly.of(self.algorithm)
+        self.times = bounds.groups_times_median if settings.fleet.secure_groups > 1 else bounds.times_median
         self._norms: dict[int, list[float]] = {}
         self._waiting: dict[int, list[tuple[ClientTask, Update]]] = {}
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Add an update, bounded; the first ones wait until there are enough to compare."""
-        if alone or not update.weight:
-            super().add(task, update, alone=alone)
+        """Add an update, bounded; the first ones wait until there are enough to compare.
+
+        One without weight has no part in a mean, and its numbers would have no bound.
+        """
+        if not update.weight:
+            return
+        if alone:
+            super().add(task, update, alone=True)
             return
         norms = self._norms.setdefault(task.size, [])
         norms.append(sum(float(change.square().sum()) for change in self._changes(task, update).values()) ** 0.5)
@@ -93,7 +100,7 @@ class BoundedAggregate(Aggregate):
         return {name: mean_change(self.algorithm, task, name, vector, update.weight) for name, vector in sums}
 
     def _add_bounded(self, task: ClientTask, update: Update, norm: float) -> None:
-        bound = CombinesRobustly.of(self.algorithm).times_median * median(self._norms[task.size])
+        bound = self.times * median(self._norms[task.size])
         if norm > bound:
             sent = task.vectors if self.algorithm.sends_weights else {}
             scaled = {name: change * (bound / norm) for name, change in self._changes(task, update).items()}
@@ -118,10 +125,18 @@ class BoundedAggregate(Aggregate):
         return super().parts()
 
 
+def hostile_groups(groups: int) -> int:
+    """How many of some groups of clients, three or more, a combination holds: fewer than a third; of three one."""
+    return max(1, (groups - 1) // 3)
+
+
 def winsorized_sum(values: Tensor) -> Tensor:
-    """The sum over rows, three or more, each number held between the second smallest and second largest of all rows."""
-    ordered = values.sort(dim=0).values
-    return values.clamp(min=ordered[1], max=ordered[-2]).sum(0)
+    """The sum over rows, three or more, each number held between the smallest and largest of rows that may be honest.
+
+    Where h rows may be hostile, these are the (h + 1)-th smallest and the (h + 1)-th largest of all.
+    """
+    ordered, hostile = values.sort(dim=0).values, hostile_groups(len(values))
+    return values.clamp(min=ordered[hostile], max=ordered[-1 - hostile]).sum(0)
 
 
 def combined_statistics(settings: "Settings", groups: Sequence[Update]) -> Update:
@@ -135,15 +150,12 @@ def combined_statistics(settings: "Settings", groups: Sequence[Update]) -> Updat
 
 
 def combine(rule: RobustRule, updates: list[Update]) -> Update:
-    """One update in place of several: their weight, and the change that a rule makes of theirs."""
-    weighing = [update for update in updates if update.weight > 0]
-    if not weighing:
-        return updates[0]
-    lengths = {name: len(vector) for name, vector in weighing[0].sums.items()}
-    changes = torch.stack([torch.cat([update.sums[name] for name in lengths]) / update.weight for update in weighing])
-    weights = changes.new_tensor([update.weight for update in weighing])
-    mean = _RULES[rule.kind](changes, weights, rule.num_hostile(len(weighing)))
-    total = sum(update.weight for update in weighing)
+    """One update in place of several, all with a weight: their weight, and the change that a rule makes of theirs."""
+    lengths = {name: len(vector) for name, vector in updates[0].sums.items()}
+    changes = torch.stack([torch.cat([update.sums[name] for name in lengths]) / update.weight for update in updates])
+    weights = changes.new_tensor([update.weight for update in updates])
+    mean = _RULES[rule.kind](changes, weights, rule.num_hostile(len(updates)))
+    total = sum(update.weight for update in updates)
     parts = torch.split(mean * total, list(lengths.values()))
     return Update(dict(zip(lengths, parts, strict=True)), total)
 

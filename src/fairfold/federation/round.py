@@ -130,7 +130,7 @@ def step_without_culprits(
     """
 
     def step(members: Sequence[Contribution[Sender]]) -> State:
-        aggregate = make_aggregate(plan.algorithm, bounded=True)
+        aggregate = make_aggregate(plan.settings, bounded=True)
         for one in members:
             aggregate.add(one.task, one.update, alone=plan.method.per_client)
         return checked_server_update(plan, state.copy(), aggregate)  # a step may change tensors in place

@@ -265,7 +265,7 @@ class FairStrategy(Strategy):
         """Validate every update, aggregate per size, take the server's step; then record the round."""
         opened, network_state = self.open_round, self.network_state
         asynchronous = self.settings.fleet.asynchronous
-        aggregate = make_aggregate(self.plan.algorithm, bounded=True)
+        aggregate = make_aggregate(self.settings, bounded=True)
         if self.nodes.plan is None:  # no node has come yet, or the statistics are lost: there is no model
             self._recorder.record_round(opened)
             return None, None
