@@ -135,6 +135,38 @@ def test_numbers_without_a_weight_count_for_nothing(rule: str) -> None:
     assert found.sums["t"].equal(expected.sums["t"])
 
 
+def test_a_device_alone_of_its_size_is_compared_with_all_others() -> None:
+    """A device chooses its capacity: before, one of a size that nobody else had was compared with itself."""
+    source = torch.Generator().manual_seed(0)
+    common, rare = (ClientTask(0, size, {"t": whole((8, 1))}, {"t": torch.zeros(8)}) for size in (0, 1))
+    for rule in ("delta", *ROBUST):
+        aggregate = make_aggregate(Settings(algorithm={"kind": "gradient", "aggregation": rule}), bounded=True)
+        for row in torch.randn(9, 8, generator=source):
+            aggregate.add(common, Update({"t": row}, 1.0))
+        aggregate.add(rare, Update({"t": torch.full((8,), 9e3)}, 1.0))
+        found = {task.size: update.sums["t"].norm() for task, update in aggregate.parts()}
+        assert 0 < found[1] < 5 * 4, rule
+
+
+@pytest.mark.parametrize("rule", ["delta", "paper"])
+def test_a_users_weight_by_samples_is_bounded_by_the_median(rule: str) -> None:
+    """Nobody can check a number of samples: before, one device weighed as much as a user who has every item."""
+    settings = Settings(algorithm={"kind": "gradient", "aggregation": rule, "weighting": "data"})
+    task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": torch.ones(8)})
+    aggregate = make_aggregate(settings, bounded=True)
+    for weight, users in [(90.0, 1), (100.0, 1), (3_000.0, 30), (110.0, 1), (9e6, 2)]:
+        aggregate.add(task, Update({"t": torch.full((8,), weight)}, weight), users=users)
+    ((_, found),) = aggregate.parts()
+    assert found.weight == pytest.approx(90 + 100 + 3_000 + 110 + 2 * 5 * 100)
+    torch.testing.assert_close(found.sums["t"], torch.full((8,), found.weight))
+    equal = make_aggregate(settings.with_changes({"algorithm.weighting": "equal"}), bounded=True)
+    for weight, users in [(1.0, 50), (1.0, 50), (1.0, 50), (50.0, 50)]:
+        equal.add(task, Update({"t": torch.full((8,), weight)}, weight), users=users)
+    assert equal.weight == 53
+    ((_, found),) = equal.parts()
+    assert found.weight == 53
+
+
 @pytest.mark.parametrize("kind", ["trimmed", "multi-krum"])
 def test_a_network_combines_as_a_simulation(kind: str, tmp_path: Path) -> None:
     chosen = make_settings(

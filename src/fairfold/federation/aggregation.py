@@ -54,6 +54,11 @@ class CombinesRobustly(CombinesGroups):
         """The rule; None for the mean."""
         return None
 
+    @property
+    def weighs_samples(self) -> bool:
+        """Whether a user's weight depends on what the user has, which the server cannot know."""
+        return False
+
 
 def make_aggregate(settings: "Settings", *, bounded: bool = False) -> Aggregate:
     """The sums of a round, or where an algorithm combines robustly what takes their place; ``bounded`` for devices."""
@@ -63,7 +68,7 @@ def make_aggregate(settings: "Settings", *, bounded: bool = False) -> Aggregate:
         return Aggregate()
     from fairfold.federation.robust import BoundedAggregate, RobustAggregate  # where it is asked for
 
-    return BoundedAggregate(settings) if rule is None else RobustAggregate(rule)
+    return BoundedAggregate(settings) if rule is None else RobustAggregate(settings, rule)
 
 
 class Ranks:

@@ -273,9 +273,10 @@ class FairStrategy(Strategy):
         accepted: list[tuple[Node, TaskRequest]] = []
         for node, request, reply in usable_replies(self, replies, trained=True):
             assert reply.update is not None  # checked by usable_replies
+            users = self.users_of(node)
             if self.step_failed:
-                kept.append(Contribution(node, request.task, reply.update))
-            aggregate.add(request.task, reply.update, alone=self.plan.method.per_client)
+                kept.append(Contribution(node, request.task, reply.update, users))
+            aggregate.add(request.task, reply.update, alone=self.plan.method.per_client, users=users)
             accepted.append((node, request))
             opened.used.append(node.node_id)
             opened.add_quality(node, reply.quality)
@@ -284,8 +285,8 @@ class FairStrategy(Strategy):
         if opened.staleness:
             staleness = count_staleness(network_state.staleness, opened.staleness.values(), asynchronous)
             network_state.staleness = staleness
-        for task, update in opened.unmasked_updates(self.plan, self.users_of):
-            aggregate.add(task, update)
+        for task, update, users in opened.unmasked_updates(self.plan, self.users_of):
+            aggregate.add(task, update, users=users)
         survivors = () if opened.secure is None else opened.secure.survivors
         accepted += [(node, opened.requests[self._request_key(node)]) for node in survivors]
         state = take_step(self, aggregate, kept) if opened.used else None

@@ -6,9 +6,10 @@ successful number of those counts. A device that claims several users (where its
 history as often.
 
 *Destruction.* Hostile devices of an algorithm whose clients send changes of the model (local SGD) send the worst that
-passes ``validate_update`` at their honest weight: numbers at the bound, the others' mean turned round, or noise a
-little larger than theirs. They know what all others send. Under masks each acts for the sum of its size in its group of
-devices (``fleet.secure_groups``), up to what the encoding of so many devices holds.
+passes ``validate_update``: numbers at the bound, the others' mean turned round, or noise a little larger than theirs, at
+their honest weight; where users weigh by what they have, at the most that theirs can weigh. They know what all others
+send. Under masks each acts for the sum of its size in its group of devices (``fleet.secure_groups``), up to what the
+encoding of so many devices holds.
 """
 
 from collections import Counter
@@ -24,8 +25,8 @@ from fairfold.backends.batched import batched
 from fairfold.config import Settings
 from fairfold.config.fleet import SecurePrivacy
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregation import make_aggregate
-from fairfold.federation.algorithm import mean_change
+from fairfold.federation.aggregation import CombinesRobustly, make_aggregate
+from fairfold.federation.algorithm import WeighsUsers, mean_change
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.plan import Plan
@@ -175,15 +176,21 @@ def quality_under_attack(settings: Settings, data: Dataset, devices: int, hostil
 
 
 def _sums_of_groups(
-    groups: int, updates: list[Update], sizes: list[int], hostile: set[int]
-) -> tuple[list[Update], list[int], set[int]]:
-    """The sums of groups of devices, of each size by itself, with their sizes, and those that have a hostile device."""
+    groups: int, updates: list[Update], users: list[int], sizes: list[int], hostile: set[int]
+) -> tuple[list[Update], list[int], list[int], set[int]]:
+    """The sums of groups of devices of each size, with their users and sizes, and those that have a hostile device."""
     rank, places = Counter[int](), dict[tuple[int, int], list[int]]()
     for place, size in enumerate(sizes):
         places.setdefault((size, rank[size] % groups), []).append(place)
         rank[size] += 1
     sums = [reduce(add, [updates[place] for place in of]) for of in places.values()]
-    return sums, [size for size, _ in places], {at for at, of in enumerate(places.values()) if hostile & set(of)}
+    together = [sum(users[place] for place in of) for of in places.values()]
+    return (
+        sums,
+        together,
+        [size for size, _ in places],
+        {at for at, of in enumerate(places.values()) if hostile & set(of)},
+    )
 
 
 def _attacked_round(
@@ -196,6 +203,7 @@ def _attacked_round(
 ) -> State:
     plan, clients = federation.plan, federation.clients
     masked = plan.settings.privacy.uses_secure_aggregation
+    claim = WeighsUsers.of(plan.algorithm).max_user_weight(plan)
     distinct = sorted(set(sizes))
     tasks = dict(zip(distinct, plan.algorithm.tasks(plan, state, distinct), strict=True))
     updates: list[Update] = []
@@ -205,16 +213,20 @@ def _attacked_round(
             clients.save_local_state(trained.client_ids, trained.local_state)
             parts.append(trained.update)
         updates.append(reduce(add, parts))
+    users = [len(group) for group in groups]
     if masked:
-        updates, sizes, bad = _sums_of_groups(plan.settings.fleet.secure_groups, updates, sizes, bad)
+        updates, users, sizes, bad = _sums_of_groups(plan.settings.fleet.secure_groups, updates, users, sizes, bad)
     aggregate = make_aggregate(plan.settings, bounded=True)
-    for place, (update, size) in enumerate(zip(updates, sizes, strict=True)):
+    for place, (update, size, most) in enumerate(zip(updates, sizes, users, strict=True)):
         sent, task = update, tasks[size]
         if place in bad and change is not None:
             honest = [updates[other] for other in range(len(updates)) if sizes[other] == size and other not in bad]
             sent = change(task, honest or [update], update, max(len(bad), 1) / len(updates))
+            if CombinesRobustly.of(plan.algorithm).weighs_samples:
+                times = most * claim / sent.weight
+                sent = Update({name: total * times for name, total in sent.sums.items()}, most * claim)
         if masked or plan.algorithm.validate_update(plan, task, sent) is None:
-            aggregate.add(task, sent)
+            aggregate.add(task, sent, users=most)
     try:
         return checked_server_update(plan, state, aggregate)
     except StepFailed:
