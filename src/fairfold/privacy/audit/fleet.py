@@ -8,8 +8,8 @@ history as often.
 *Destruction.* Hostile devices of an algorithm whose clients send changes of the model (local SGD) send the worst that
 passes ``validate_update``: numbers at the bound, the others' mean turned round, or noise a little larger than theirs.
 Their weight is the honest one; where users weigh by what they have, the most that theirs can weigh. They know what all
-others send. Under masks each acts for the sum of its size in its group of devices (``fleet.secure_groups``), up to what the
-encoding of so many devices holds.
+others send. Under masks each acts for the sum of its size in its group of devices (``fleet.secure_groups``), up to what
+the encoding of so many devices holds.
 """
 
 from collections import Counter
