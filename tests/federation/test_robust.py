@@ -148,6 +148,19 @@ def test_a_device_alone_of_its_size_is_compared_with_all_others() -> None:
         assert 0 < found[1] < 5 * 4, rule
 
 
+def test_each_vector_of_an_update_has_a_bound_of_its_own() -> None:
+    """Before, a small one could be as large as all together: the sum of u uᵀ of the recipe ``fair``, turned round."""
+    shapes = {"rows": whole((8, 1)), "gram": whole((4, 1))}
+    task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8), "gram": torch.zeros(4)})
+    aggregate = make_aggregate(Settings(algorithm={"kind": "closed_form"}), bounded=True)
+    for _ in range(4):
+        aggregate.add(task, Update({"rows": torch.ones(8), "gram": torch.full((4,), 0.01)}, 1.0))
+    aggregate.add(task, Update({"rows": torch.ones(8), "gram": torch.full((4,), -1.0)}, 1.0))
+    ((_, found),) = aggregate.parts()
+    torch.testing.assert_close(found.sums["gram"], torch.full((4,), 4 * 0.01 - 10 * 0.01))
+    torch.testing.assert_close(found.sums["rows"], torch.full((8,), 5.0))
+
+
 @pytest.mark.parametrize("rule", ["delta", "paper"])
 def test_a_users_weight_by_samples_is_bounded_by_the_median(rule: str) -> None:
     """Nobody can check a number of samples: before, one device weighed as much as a user who has every item."""

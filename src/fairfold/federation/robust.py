@@ -130,36 +130,32 @@ class _Bounds:
         bounds = CombinesRobustly.of(self.algorithm)
         self.times = bounds.groups_times_median if settings.fleet.secure_groups > 1 else bounds.times_median
         self.bounds_weights = bounds.weighs_samples
-        self.norms: dict[int, list[float]] = {}
+        self.norms: dict[int, list[dict[str, float]]] = {}  # by size, of each vector of an update's change
         self.weights = list[float]()  # of a user
 
     def see(self, one: _Compared) -> int:
         """Note an update; how many of its size have come."""
         norms = self.norms.setdefault(one.task.size, [])
-        norms.append(self._norm(one))
+        norms.append({name: float(change.norm()) for name, change in self._changes(one).items()})
         self.weights.append(one.update.weight / one.users)
         return len(norms)
 
     def held(self, one: _Compared, times: float | None = None) -> Update:
-        """An update with at most a multiple of the median norm and of the median weight of a user.
+        """An update of vectors with at most a multiple of the median norm, and of the median weight of a user.
 
         A device chooses its size: of one that hardly anybody else has, the norms of all sizes are the measure.
         """
-        of_size, update, weight = self.norms[one.task.size], one.update, one.update.weight
+        of_size, sums, weight = self.norms[one.task.size], dict(one.update.sums), one.update.weight
         norms = of_size if len(of_size) >= FEWEST else [norm for of in self.norms.values() for norm in of]
-        bound, norm = (self.times if times is None else times) * median(norms), self._norm(one)
-        if norm > bound:
-            sent = one.task.vectors if self.algorithm.sends_weights else {}
-            scaled = {name: change * (bound / norm) for name, change in self._changes(one).items()}
-            sums = {name: (change + sent.get(name, 0.0)) * weight for name, change in scaled.items()}
-            update = Update(sums, weight)
+        sent = one.task.vectors if self.algorithm.sends_weights else {}
+        for name, change in self._changes(one).items():
+            norm, middle = float(change.norm()), median(of[name] for of in norms if name in of)
+            if norm > (bound := (self.times if times is None else times) * middle):
+                sums[name] = (change * (bound / norm) + sent.get(name, 0.0)) * weight
         most = self.times * median(self.weights) * one.users
         if self.bounds_weights and weight > most:
-            update = Update({name: total * (most / weight) for name, total in update.sums.items()}, most)
-        return update
-
-    def _norm(self, one: _Compared) -> float:
-        return float(sum(float(change.square().sum()) for change in self._changes(one).values()) ** 0.5)
+            return Update({name: total * (most / weight) for name, total in sums.items()}, most)
+        return Update(sums, weight)
 
     def _changes(self, one: _Compared) -> Weights:
         sums, weight = one.update.dense().sums.items(), one.update.weight
