@@ -73,9 +73,8 @@ def qualities(given: argparse.Namespace) -> Iterator[tuple[int, float]]:
             slope = weight * (table @ outer)
             errors = (1 - weight) * (table[items] * vectors[users]).sum(1) - 1
             slope.index_add_(0, items, errors[:, None] * vectors[users])
-            ridges = torch.full_like(shares, ridge / num_users, dtype=torch.float32)
             change, outer = -slope / num_users, outer / num_users
-            reached = table + given.step * newton_step(table, change, outer, shares.float(), weight, ridges)
+            reached = table + given.step * newton_step(table, change, outer, shares.float(), weight, ridge / num_users)
             table, last = reached + given.momentum * (reached - last), reached
         if number % given.every == 0 or number == given.rounds:
             rows, columns = solve(last, items, users, num_users, weight, given.ridge), last.T

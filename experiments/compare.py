@@ -1,8 +1,9 @@
 """Comparison with the paper: every cell of its tables beside ours, and whether the two agree, what differs first.
 
 A cell *agrees* when its mean is within two of our spreads of the paper's figure (over seeds; of one seed, over users or
-test images), or within the deviation that the paper states for its table. A cell that the paper could not run agrees
-when it cannot be run here either.
+test images), or within the deviation that the paper states for its table. Where two spreads are more than a tenth of
+the paper's figure, being within them says nothing: the cell is too uncertain to say. A cell that the paper could not
+run agrees when it cannot be run here either.
 """
 
 from collections.abc import Iterable
@@ -13,9 +14,10 @@ from experiments.combine import mean_over_seeds, standard_error
 from experiments.tables import Entry, ResultTable
 
 SPREADS = 2
+WIDEST = 0.1  # of the paper's figure: what spreads may cover for a cell within them to agree
 HEADING = ("table", "cell", "paper", "ours", "best at round (paper)", "verdict")
 NOBODY = "agrees: cannot be run"
-WORSE, BETTER, AGREES, LACKING = range(4)  # the order on the page
+WORSE, BETTER, UNCERTAIN, AGREES, LACKING = range(5)  # the order on the page
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Comparison:
 
     table: str
     entry: Entry
-    rank: int  # WORSE, BETTER, AGREES or LACKING
+    rank: int  # WORSE, BETTER, UNCERTAIN, AGREES or LACKING
     size: float  # by how much of the paper's figure ours differs
     words: str
 
@@ -58,12 +60,12 @@ def compared_cells(named: Iterable[tuple[str, ResultTable]]) -> list[Comparison]
     return sorted(found, key=lambda one: (one.rank, -one.size))
 
 
-def tolerance(result_table: ResultTable, entry: Entry) -> float:
-    """How far a cell may be from the paper's figure and still agree."""
+def two_spreads(entry: Entry) -> float:
+    """How far chance may take a cell from the paper's figure."""
     spread = entry.spread
     if spread is None and entry.by_user and all(entry.by_user):
         spread = standard_error(mean_over_seeds(entry.by_user))
-    return max(SPREADS * (spread or 0.0), result_table.file.deviation)
+    return SPREADS * (spread or 0.0)
 
 
 def _compare(name: str, result_table: ResultTable, entry: Entry) -> Comparison:
@@ -77,12 +79,17 @@ def _compare(name: str, result_table: ResultTable, entry: Entry) -> Comparison:
         return found(LACKING, "not run")
     if entry.difference is None:
         return found(BETTER, "differs: the paper could not run it")
-    if abs(entry.difference) <= tolerance(result_table, entry):
-        return found(AGREES, f"agrees ({entry.difference:+.4f})".replace("-", "−"), abs(entry.difference))
+    distance, paper = abs(entry.difference), abs(float(entry.paper or 1))
+    chance = two_spreads(entry)
+    by = f"({entry.difference:+.4f})".replace("-", "−")
+    if distance <= chance and chance > WIDEST * paper:
+        return found(UNCERTAIN, f"too uncertain to say {by}", distance)
+    if distance <= max(chance, result_table.file.deviation):
+        return found(AGREES, f"agrees {by}", distance)
     better = (entry.difference < 0) == result_table.smaller_is_better
     why = result_table.file.why.get(entry.column) or result_table.file.why.get("")
-    words = f"differs, {'better' if better else 'worse'} by {abs(entry.difference):.4f}" + (f": {why}" if why else "")
-    return found(BETTER if better else WORSE, words, abs(entry.difference) / abs(float(entry.paper or 1)))
+    words = f"differs, {'better' if better else 'worse'} by {distance:.4f}" + (f": {why}" if why else "")
+    return found(BETTER if better else WORSE, words, distance / paper)
 
 
 def _ours(entry: Entry) -> str:

@@ -8,7 +8,7 @@ import {
 import type { Identity } from "./state";
 
 export const HEARTBEAT_SECONDS = 30;
-const MAX_POLL_SECONDS = 120, CLOCK_AHEAD = 5, CLOCK_BEHIND = 305, TIMEOUT = 60_000, MAX_RESPONSE = 1 << 24;
+const MAX_POLL_SECONDS = 120, CLOCK_AHEAD = 5, CLOCK_BEHIND = 305, TIMEOUT = 60_000, MAX_RESPONSE = 1 << 24, MAX_ROSTER = 1 << 28;
 const API = "/v1/fairfold/", FLEET = "/v1/fleet/";
 
 // A request that the server did not accept. Those that pass by themselves are tried again.
@@ -51,7 +51,7 @@ async function request(path: string, options: RequestInit = {}): Promise<Respons
 }
 
 // A response of bounded length.
-async function whole(response: Response): Promise<Bytes> {
+async function whole(response: Response, most = MAX_RESPONSE): Promise<Bytes> {
   const pieces: Bytes[] = [], reader = response.body!.getReader();
   for (let size = 0; ; ) {
     const { done, value } = await reader.read().catch(() => {
@@ -60,7 +60,7 @@ async function whole(response: Response): Promise<Bytes> {
     if (done) return join(...pieces);
     pieces.push(value);
     size += value.length;
-    if (size > MAX_RESPONSE) throw new Refused("refused", "The server sends more than it should.");
+    if (size > most) throw new Refused("refused", "The server sends more than it should.");
   }
 }
 
@@ -81,6 +81,9 @@ function refusal(status: number, date: string | null, detail: string): Refused {
 
 export const describe = async (): Promise<Fleet> => (await request(API + "fleet")).json();
 export const fetchText = async (name: "catalogue" | "sample"): Promise<string> => (await request(API + name)).text();
+
+// The server's signed log of enrolled keys from a byte on.
+export const fetchRoster = async (start: number): Promise<Bytes> => whole(await request(`${API}roster?from=${start}`), MAX_ROSTER);
 
 const TOKEN_BYTES = 16 + 32;
 

@@ -6,12 +6,13 @@ import {
   addMask, agree, bigOf, derived, enrolledKey, enrolledPoint, publicOf, quorum, refuse, Ring, seal, secretKey, SHARE_BYTES, source, split,
   uint, unseal, verified,
 } from "./crypto";
+import { follow, NO_LOG, requireMembers, type FetchLog, type LogHead } from "./log";
 import type { Reply, Vectors } from "./records";
 import type { Identity, Store } from "./state";
 import { rounded } from "./uploads";
 
 export { refuse };
-const MAGIC = utf8("fairsum"), VERSION = 3, PROTOCOL = 10;
+const MAGIC = utf8("fairsum"), VERSION = 4, PROTOCOL = 10;
 const POINT = 49, KEY = 32, SIGNATURE = 64, CERTIFICATE = 96, DIGEST = 32, SEALED = 2 * SHARE_BYTES + 16;
 const SEED = 0, MASK_KEY = 1, MAX_CLIENTS = 1 << 16, MAX_SEGMENTS = 4096, MAX_SIZES = 256, MAX_LENGTH = 2 ** 34;
 const SESSION = 1, ADVERT = 2, COHORT = 3, SHARES = 4, DELIVERY = 5, MASKED = 6, SURVIVORS = 7, SIGNED = 8, SIGNATURES = 9, REVEALED = 10;
@@ -88,7 +89,9 @@ const packed = (kind: number, session: Bytes, body: Bytes): Bytes =>
 // A message's body, which must be of one kind and belong to a session.
 function open(kind: number, message: Bytes, session: Bytes | null): { reader: Reader; digest: Bytes } {
   const head = new Reader(message);
-  if (!equal(head.take(MAGIC.length), MAGIC) || head.number(1, 255) !== VERSION) throw unreadable("no message of this version");
+  if (!equal(head.take(MAGIC.length), MAGIC)) throw unreadable("no message of secure aggregation");
+  const version = head.number(1, 255);
+  if (version !== VERSION) throw unreadable(`a message of version ${version} where this is version ${VERSION}`);
   if (head.number(1, 255) !== kind) throw unreadable(`another message than number ${kind}`);
   const digest = head.take(DIGEST);
   if (session && !equal(digest, session)) throw unreadable("a message of another run, round or sum");
@@ -106,6 +109,7 @@ export interface Session {
   purpose: string;
   lengths: number[]; // of every segment
   sizes: number[][]; // the segments of every size, smallest first, as they lie in its vector
+  log: LogHead; // of enrolled keys, as all devices of the sum are shown it
 }
 
 export async function parseSession(message: Bytes): Promise<Session> {
@@ -120,13 +124,15 @@ export async function parseSession(message: Bytes): Promise<Session> {
   const lengths = Array.from({ length: reader.count(8, MAX_SEGMENTS) }, () => reader.number(8, MAX_LENGTH));
   const sizes = Array.from({ length: reader.count(4, MAX_SIZES) }, () =>
     Array.from({ length: reader.count(2, MAX_SEGMENTS) }, () => reader.number(2, MAX_SEGMENTS - 1)));
+  const log = { lines: reader.number(4, 2 ** 32 - 1), hash: hex(reader.take(DIGEST)) };
+  if (!log.lines && log.hash !== NO_LOG) throw unreadable("the hash of no line");
   reader.end();
   const total = lengths.reduce((sum, length) => sum + length, 0);
   if (!lengths.length || !sizes.length || !total || total > MAX_LENGTH) throw unreadable("segments of no length, or of too great a length");
   if (sizes.some((owned) => !owned.length || new Set(owned).size < owned.length || owned.some((one) => one >= lengths.length)))
     throw unreadable("a size of unknown or repeated segments");
   if (!equal(own, digest)) throw unreadable("an invitation that contradicts itself");
-  return { digest, run, round, turn, minCohort, staying, sigma, purpose, lengths, sizes };
+  return { digest, run, round, turn, minCohort, staying, sigma, purpose, lengths, sizes, log };
 }
 
 interface Advert {
@@ -207,7 +213,7 @@ function requireNew({ session }: Round, memory: Memory): void {
 }
 
 // Accept an invitation: open a new round, and return the device's advert.
-export async function beginSecure(store: Store, me: Identity, invitation: Bytes): Promise<Bytes> {
+export async function beginSecure(store: Store, me: Identity, invitation: Bytes, fetchLog: FetchLog): Promise<Bytes> {
   const session = await parseSession(invitation);
   if (session.sigma) throw refuse("a sum with noise", "a run that is plain or secure, in a browser");
   const maskSecret = source.bytes(KEY), shareSecret = source.bytes(KEY), seed = source.bytes(KEY);
@@ -222,6 +228,7 @@ export async function beginSecure(store: Store, me: Identity, invitation: Bytes)
     cohort: null, sharing: new Set(), survivors: null, received: new Map(),
   };
   requireNew(round, await memoryOf(store));
+  if (me.modelSigner) await follow(store, session.log, me.modelSigner, enrolled, fetchLog);
   await store.put({ round });
   return packed(ADVERT, session.digest, advert);
 }
@@ -269,6 +276,7 @@ async function share(store: Store, me: Identity, round: Round, message: Bytes): 
   for (const [segment, those] of owners(session, sizes))
     if (those.length < least) throw refuse(`a segment (${segment}) that ${those.length} devices have`, `at least ${least}`);
   await checkTrust(memory, session.digest, members);
+  if (me.modelSigner) await requireMembers(store, session.log, members);
   const digest = await sha256(join(utf8("fairfold cohort"), session.digest, message.subarray(MAGIC.length + 2 + DIGEST)));
   round.cohort = { digest, members, sizes, place };
   round.step = "shared";

@@ -24,7 +24,7 @@ export interface Identity {
   minCohort: number;
   items: number; // size of the catalogue
   users: number; // the most users that it may stand for
-  modelSigner: string; // the public key with which the server signs models, in hexadecimal digits
+  modelSigner: string; // the public key with which the server signs models and its roster, in hexadecimal digits
 }
 
 // Part "data": its users' histories, in the catalogue's numbers; those held out are for measuring quality alone.

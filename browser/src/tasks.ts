@@ -2,6 +2,8 @@
 
 import { hex, invalid, Refusal, sha256, join, unhex, utf8, type Bytes } from "./bytes";
 import { uint, verified } from "./crypto";
+import { fetchRoster } from "./link";
+import type { FetchLog } from "./log";
 import { DeviceModel, NEIGHBORS, packedBytes, PAIRS, POPULARITY, ROWS, type Projections } from "./model";
 import { Double, type Facts } from "./protobuf";
 import { parseJson, pythonJson, type Records, type Reply, type Vectors } from "./records";
@@ -71,6 +73,7 @@ export class Device {
   constructor(
     readonly store: Store,
     readonly tick: () => Promise<void> = async () => {},
+    readonly fetchLog: FetchLog = fetchRoster,
   ) {}
 
   private inRound = false; // of secure aggregation
@@ -100,7 +103,7 @@ export class Device {
       case "train": return this.train(records, me);
       case "evaluate": return this.evaluate(records, me);
       case "query.secure_keys":
-        return secureFacts(await beginSecure(this.store, me, secureIn(facts)));
+        return secureFacts(await beginSecure(this.store, me, secureIn(facts), this.fetchLog));
       case "query.secure_shares": case "query.secure_sign": case "query.secure_reveal":
         return secureFacts(await secureStep(this.store, me, kind, secureIn(facts)));
       default:

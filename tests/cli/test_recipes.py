@@ -93,7 +93,7 @@ def test_fit_takes_every_recipe(name: str) -> None:
 
 
 def test_fair_is_far_above_popularity() -> None:
-    data = SyntheticDataset(users=300, items=200, interactions_per_user=40).dataset()
+    data = SyntheticDataset(users=600, items=1000, interactions_per_user=60).dataset()  # 16x has room for 62 rows
     result = fairfold.simulate(load_settings(None, {"data.name": "x"}, "fair"), data=data)
     assert result.quality > 1.3 * result.baselines["popularity"]
     assert all((group.quality or 0) > result.baselines["popularity"] for group in result.groups)

@@ -205,6 +205,22 @@ await during("secure", async () => {
   }
 });
 
+await during("log", async () => {
+  const { signer, devices } = read("secure").log;
+  for (const own of devices) {
+    const store = new Memory(), asked = [];
+    await store.put({ device: { ...(await ownerOf({ ...own, capacity: "1x", min_cohort: 3 })), modelSigner: signer } });
+    for (const { what, kind, message, log, draws, refused, reply, asked: expected } of own.steps) {
+      drawAs(draws);
+      const fetchLog = async (start) => (asked.push(start), device.utf8(log).slice(start));
+      const facts = { version: 10, secure: unhex(message) };
+      const taken = new device.Device(store, undefined, fetchLog).reply(kind, { facts, arrays: {}, coded: {} });
+      check(what, await taken.then(({ reply: [[, { secure }]] }) => hex(secure), ({ given }) => given), refused || reply);
+      check(`${what}: asked`, asked.splice(0), expected);
+    }
+  }
+});
+
 // -- whole runs ------------------------------------------------------------------------------------------------------
 
 const shortened = (id) => id.replace(/^0+(?=.)/, "");

@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES, BUILT = ROOT / "browser", ROOT / "src" / "fairfold" / "device" / "browser.js"
 PARTS = Path(__file__).with_name("browser_parts.js")  # the same sources, built in the same way, for node
-LARGEST_BYTES = 26_700  # gzipped
+LARGEST_BYTES = 27_700  # gzipped
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="no node on this machine: apt-get install nodejs")
-GROUPS = ("objects", "transport", "uploads", "models", "signed", "secure", "session", "secure_session", "fuzz")
+GROUPS = ("objects", "transport", "uploads", "models", "signed", "secure", "log", "session", "secure_session", "fuzz")
 
 
 def source_files() -> Iterator[Path]:

@@ -7,8 +7,9 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fairfold.checksums import line_with_checksum
 from fairfold.device import uploads
@@ -31,11 +32,13 @@ from fairfold.device.store import DeviceStore, parse_tables
 from fairfold.device.stored_model import MODEL_FILE
 from fairfold.device.tasks import SmallDevice
 from fairfold.device.uploads import UserHistory
-from fairfold.errors import InvalidMessage, InvalidSettings
+from fairfold.errors import InvalidMessage, InvalidSettings, RequestRefused
 from fairfold.flower import LocalFile, make_client_app
+from fairfold.flower.client import ClientRuntime
+from fairfold.flower.fleet import connection
 from fairfold.flower.fleet.credentials import Token
-from fairfold.flower.roster import device_name
 from fairfold.privacy.secure import keys
+from fairfold.privacy.secure.log import device_name
 from fairfold.privacy.secure.messages import KEY
 from tests.vectors.make import FOLDER
 from tests.vectors.secure import secure_vectors
@@ -340,6 +343,42 @@ def test_secure_parts() -> None:
         encoding = DeviceEncoding(steps, case["clients"], clip=case.get("clip", 1.0))
         measured = Measured(case["sums"], case["weight"], case["quality"], case["users"])
         assert encoding.encode(measured).tolist() == case["encoded"]
+
+
+@pytest.mark.parametrize("program", ["small device", "worker"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_log_is_followed_as_recorded(
+    program: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device takes part by one log that only grows, fetches what it lacks, and refuses members that are not in it."""
+    given = vectors("secure")["log"]
+    own, shown, asked = given["devices"][number], "", list[int]()
+
+    def fetch(_server: str, _authority: Path, start: int) -> Generator[bytes]:
+        asked.append(start)
+        yield shown.encode()[start:]
+
+    monkeypatch.setattr(connection, "stream_roster", fetch)
+    rules = {"min-cohort": 3, "signer": given["signer"], "server": "here", "authority": "ca.crt", "privacy": "secure"}
+    with device_of(tmp_path, own | {"holdout": 0.2}) as (file, state):
+        small = SmallDevice(file, "1x", state, rules, fetch_log=partial(fetch, "here", Path("ca.crt")))
+        runtime = ClientRuntime(file, None, "1x", state, share_quality=True, repeatable=False)
+        for step in own["steps"]:
+            shown, content = step["log"], bytes.fromhex(step["message"])
+            facts = ConfigRecord({"version": 10, "secure": content})
+            reply: dict[str, Any] = {}
+            with given_draws(step):
+                try:
+                    if program == "worker":
+                        message = Message(RecordDict({"fairfold": facts}), 1, step["kind"])
+                        reply = dict(runtime.handle(message, Context(1, 1, dict(rules), RecordDict(), {})))
+                    else:
+                        reply = small.reply(step["kind"], {"fairfold": dict(facts)})
+                    assert reply["fairfold"]["secure"].hex() == step["reply"], step["what"]
+                except RequestRefused as error:
+                    assert error.given == step["refused"], step["what"]  # noqa: PT017
+            assert (bool(reply), asked) == (not step["refused"], step["asked"]), step["what"]
+            asked.clear()
 
 
 def test_private_uploads() -> None:

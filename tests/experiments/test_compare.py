@@ -33,6 +33,18 @@ def test_a_cell_agrees_within_two_spreads() -> None:
     assert compared(entry("stated", 0.721, spread), deviation=0.03) == [("stated", "agrees (−0.0210)")]
 
 
+def test_wide_spreads_do_not_make_a_cell_agree() -> None:
+    """.25 ± .33 is within two spreads of any figure; one that is beyond them differs all the same."""
+    assert compared(entry("failed", 0.7491, (0.0609, 0.06, 0.6243))) == [("failed", "too uncertain to say (−0.5007)")]
+    narrow, wide = (0.662, 0.70, 0.738), (0.661, 0.70, 0.739)  # two spreads of 0.076 and 0.078
+    assert compared(entry("narrow", 0.77, narrow)) == [("narrow", "agrees (−0.0700)")]
+    assert compared(entry("wide", 0.77, wide)) == [("wide", "too uncertain to say (−0.0700)")]
+    assert compared(entry("near", 0.71, wide), deviation=0.03) == [("near", "too uncertain to say (−0.0100)")]
+    assert compared(entry("beyond", 0.8, wide))[0][1].startswith("differs, worse by 0.1000")
+    cells = [entry("agrees", 0.7, (0.7, 0.7)), entry("wide", 0.77, wide), entry("better", 0.5, (0.7, 0.7))]
+    assert [row for row, _ in compared(*cells)] == ["better", "wide", "agrees"]
+
+
 def test_an_error_is_better_where_it_is_smaller() -> None:
     ours = (0.70, 0.70, 0.70)
     assert compared(entry("a", 0.6, ours), metric="MSE") == [("a", "differs, worse by 0.1000: the split")]
@@ -40,8 +52,8 @@ def test_an_error_is_better_where_it_is_smaller() -> None:
 
 
 def test_one_seed_is_judged_by_its_images() -> None:
-    right = pack_per_user([1.0] * 70 + [0.0] * 30)  # a standard error of 0.046
-    assert compared(entry("in", 0.78, (0.7,), by_user=(right,))) == [("in", "agrees (−0.0800)")]
+    right = pack_per_user([1.0] * 280 + [0.0] * 120)  # a standard error of 0.023
+    assert compared(entry("in", 0.74, (0.7,), by_user=(right,))) == [("in", "agrees (−0.0400)")]
     assert compared(entry("out", 0.80, (0.7,), by_user=(right,)))[0][1].startswith("differs, worse by 0.1000")
 
 

@@ -22,10 +22,10 @@ from fairfold.federation.updates import Update
 from fairfold.flower.nodes import Node
 from fairfold.flower.nodes import Nodes as FleetNodes
 from fairfold.flower.protocol import STATISTICS
-from fairfold.flower.roster import Enrolled
 from fairfold.privacy.fixed_point import HEADER_LENGTH
 from fairfold.privacy.ledger import STATISTICS_PURPOSE
 from fairfold.privacy.secure.client import SecureClient
+from fairfold.privacy.secure.log import Enrolled
 from fairfold.privacy.secure.masking import FixedPointVector
 from fairfold.subspace import Capacity
 from tests.flower.test_contributions import Enrolment

@@ -10,14 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.contribution import (
-    ITEMS,
-    NO_HISTORY,
-    TOO_MUCH,
-    VALUE,
-    check_contribution,
-    sketch_of,
-)
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     CoOccurrenceUpload,
     columns_of,
@@ -25,12 +17,21 @@ from fairfold.algorithms.cooccurrence.cooccurrence import (
     triangle_size,
     unpack_triangle,
 )
+from fairfold.algorithms.cooccurrence.uploads import (
+    ITEMS,
+    NO_HISTORY,
+    TOO_MUCH,
+    VALUE,
+    check_contribution,
+    sketch_of,
+)
 from fairfold.federation.updates import State
 from fairfold.flower.nodes import OTHER_NAME
 from fairfold.flower.persistence import NetworkState
 from fairfold.flower.protocol import CAPACITY, STATISTICS
-from fairfold.flower.roster import Enrolled, Roster, make_signer
+from fairfold.flower.roster import Roster, make_signer
 from fairfold.flower.vectors import INDICES
+from fairfold.privacy.secure.log import Enrolled
 from fairfold.typing import Weights
 from tests.flower.test_failed_steps import ITEMS as NUM_ITEMS
 from tests.flower.test_failed_steps import NODES, USERS, arrays_of, fleet, plain_settings

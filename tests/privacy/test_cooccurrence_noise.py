@@ -16,7 +16,8 @@ from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import COUNTS
 from fairfold.federation.federation import Federation, collect_statistics, number_items, sum_statistics
-from fairfold.federation.noise import actual_noise_std, privacy_report, required_noise_std
+from fairfold.federation.noise import actual_noise_std, required_noise_std
+from fairfold.federation.plan import privacy_report
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import run_round
 from fairfold.federation.simulation import simulate

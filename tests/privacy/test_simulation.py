@@ -13,8 +13,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import merge_small_groups
 from fairfold.federation.algorithm import PredictsRatings
 from fairfold.federation.federation import Federation
-from fairfold.federation.noise import privacy_report
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, privacy_report
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.secure_sums import SecureAggregator

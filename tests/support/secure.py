@@ -1,6 +1,6 @@
 """Devices and a server for secure sums, and a way to let devices leave when one wants them to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy
@@ -8,8 +8,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fairfold.privacy.secure.client import Memory, SecureClient
 from fairfold.privacy.secure.keys import Identity, Trust
+from fairfold.privacy.secure.log import LogCopy
 from fairfold.privacy.secure.masking import FixedPointVector
-from fairfold.privacy.secure.messages import Session
+from fairfold.privacy.secure.messages import NO_LOG, LogHead, Session
 from fairfold.privacy.secure.segments import SegmentLayout
 from fairfold.privacy.secure.server import Phase, SecureServer
 
@@ -21,8 +22,8 @@ def identity(number: int) -> Identity:
     return Identity.create(1000 + number, ec.generate_private_key(ec.SECP384R1()))
 
 
-def a_session(*lengths: int, number: int = 0, min_cohort: int = 2, run: int = 7) -> Session:
-    return Session(run, number, "train", min_cohort, SegmentLayout.nested(lengths), turn=number)
+def a_session(*lengths: int, number: int = 0, min_cohort: int = 2, run: int = 7, log: LogHead = NO_LOG) -> Session:
+    return Session(run, number, "train", min_cohort, SegmentLayout.nested(lengths), turn=number, log=log)
 
 
 def vectors(generator: numpy.random.Generator, words: int) -> FixedPointVector:
@@ -39,6 +40,7 @@ class Play:
         leaving: Mapping[int, Phase] | None = None,
         *,
         roster: frozenset[bytes] | None = None,
+        logs: Sequence[LogCopy] = (),
         seed: int = 0,
         room: int | None = None,
     ) -> None:
@@ -51,8 +53,8 @@ class Play:
         self.server.trust.checked = CHECKED
         trust = [Trust(roster, checked=CHECKED) for _ in self.clients]
         self.devices = {
-            one.name: SecureClient(session, one, Memory(of, min_cohort=session.min_cohort))
-            for one, of in zip(self.clients, trust, strict=True)
+            one.name: SecureClient(session, one, Memory(of, min_cohort=session.min_cohort, log=log))
+            for one, of, log in zip(self.clients, trust, logs or (None,) * many, strict=True)
         }
         self.vectors: dict[int, FixedPointVector] = {}
         self.messages: dict[int, bytes] = {}

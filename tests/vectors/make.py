@@ -27,9 +27,9 @@ from fairfold.algorithms.cooccurrence.parts import TrianglePart, is_dropped, syn
 from fairfold.data import Interactions
 from fairfold.flower.fleet.credentials import Token
 from fairfold.flower.local_data import _uniform
-from fairfold.flower.roster import device_name
 from fairfold.privacy import gram
 from fairfold.privacy.secure.keys import point_of
+from fairfold.privacy.secure.log import device_name
 from tests.vectors.ratings import rating_vectors
 from tests.vectors.secure import secure_vectors
 from tests.vectors.sessions import models, secure_session, session, signed_models
@@ -384,7 +384,11 @@ def main() -> None:
         "ratings", "Rows of items, and a user's part in the sums of ratings; numbers agree to 1e-9.", rating_vectors()
     )
     write("session", "All messages of a run to two devices, and their replies.", session())
-    write("secure", "Parts of secure aggregation: keys, masks, shares, graph, messages, fixed point.", secure_vectors())
+    write(
+        "secure",
+        "Parts of secure aggregation: keys, masks, shares, graph, messages, fixed point, log.",
+        secure_vectors(),
+    )
     write(
         "secure_session",
         "A run under secure aggregation: messages to one device, its draws, its replies.",

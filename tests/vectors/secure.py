@@ -13,6 +13,7 @@ from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate, VectorLayout
 from fairfold.privacy.secure import keys, messages, shamir
 from fairfold.privacy.secure.masking import Ring, add_masks, degrees, quorum
 from fairfold.privacy.secure.segments import SegmentLayout
+from tests.vectors.log import log_vectors
 
 
 def secure_vectors() -> dict[str, Any]:
@@ -25,6 +26,7 @@ def secure_vectors() -> dict[str, Any]:
         "graph": graph_vectors(),
         "messages": message_vectors(draw),
         "fixed_point": fixed_point_vectors(),
+        "log": log_vectors(),
     }
 
 
@@ -97,14 +99,15 @@ def graph_vectors() -> dict[str, Any]:
 def message_vectors(draw: random.Random) -> list[dict[str, Any]]:
     """Every kind of message, with its fields."""
     layout = SegmentLayout((6, 10), ((0,), (0, 1)))
-    session = messages.Session(0x1F, 3, "train", 3, layout, 70, 0.5, 9)
+    log = messages.LogHead(2, "5a" * 32)
+    session = messages.Session(0x1F, 3, "train", 3, layout, 70, 0.5, 9, log)
     sizes = (messages.POINT, messages.KEY, messages.CERTIFICATE, *(messages.KEY,) * 3, messages.SIGNATURE)
     advert = messages.Advert(0xABC, *(draw.randbytes(size) for size in sizes))
     other = messages.Advert(0xABD, *(draw.randbytes(size) for size in sizes))
     sealed = {2: draw.randbytes(messages.SEALED), 5: draw.randbytes(messages.SEALED)}
     everything: list[tuple[messages.Message, dict[str, Any]]] = [
         (session, {"run": "1f", "round": 3, "turn": 9, "purpose": "train", "min_cohort": 3, "staying": 70, "sigma": 0.5,
-                   "lengths": [6, 10], "sizes": [[0], [0, 1]]}),
+                   "lengths": [6, 10], "sizes": [[0], [0, 1]], "log": {"lines": 2, "hash": "5a" * 32}}),
         (advert, {"name": "abc", **{key: getattr(advert, key).hex() for key in (
             "enrolled", "signer", "certificate", "mask_key", "share_key", "nonce", "signature")}}),
         (messages.Cohort((advert, other), (0, 1)), {"names": ["abc", "abd"], "sizes": [0, 1]}),

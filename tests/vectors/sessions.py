@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_der_private_key
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -144,21 +144,10 @@ class Recorder:
             changed = {key: value for key, value in state.items() if self.states[number].get(key, ...) != value}
             self.states[number] = state
             step |= {"message": asked, "reply": packed(reply), "changed": changed}
-            if drawn := self.drawn(kind):
-                step["draws"] = drawn
+            if parts := drawn(kind, self.draws):
+                step["draws"] = parts
             self.steps[number].append(step)
         return reply
-
-    def drawn(self, kind: str) -> dict[str, Any]:
-        """The random parts of a reply, in the order of their use."""
-        if kind == "query.secure_keys":
-            parts = [value.hex() for which, value in self.draws if which in ("secret", "bytes")]
-            return dict(zip(("mask_secret", "share_secret", "seed", "nonce"), parts, strict=True))
-        if kind == "query.secure_shares":
-            numbers = [f"{value:x}" for which, value in self.draws if which == "number"]
-            half = len(numbers) // 2
-            return {"seed_factors": numbers[:half], "mask_secret_factors": numbers[half:]}
-        return {}
 
     def summary(self, number: int) -> dict[str, Any]:
         """What the device's stored state says."""
@@ -175,6 +164,18 @@ class Recorder:
         if state.pending is not None:
             found["pending_state"] = {name: of.flatten().tolist() for name, of in state.pending.local_state.items()}
         return found
+
+
+def drawn(kind: str, draws: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The random parts of a reply, in the order of their use."""
+    if kind == "query.secure_keys":
+        parts = [value.hex() for which, value in draws if which in ("secret", "bytes")]
+        return dict(zip(("mask_secret", "share_secret", "seed", "nonce"), parts, strict=True))
+    if kind == "query.secure_shares":
+        numbers = [f"{value:x}" for which, value in draws if which == "number"]
+        half = len(numbers) // 2
+        return {"seed_factors": numbers[:half], "mask_secret_factors": numbers[half:]}
+    return {}
 
 
 def set_name(folder: Path, seed: int) -> None:
@@ -195,9 +196,8 @@ def make_identity(seed: int) -> dict[str, str]:
         "signer": signer.private_bytes_raw().hex(), "certificate": certificate.hex(),
         "enrolled": keys.point_of(enrolled.public_key()).hex(),
     }  # fmt: skip
-    text = enrolled.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     pkcs8 = enrolled.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    return stored | {"key": text.decode(), "key_pkcs8": base64.b64encode(pkcs8).decode()}
+    return stored | {"key_pkcs8": base64.b64encode(pkcs8).decode()}
 
 
 def prepare(folder: Path, identity: dict[str, str] | None) -> None:
@@ -205,7 +205,8 @@ def prepare(folder: Path, identity: dict[str, str] | None) -> None:
     if identity:
         secure = folder / "secure"
         secure.mkdir(parents=True)
-        (secure / "key").write_text(identity["key"])
+        enrolled = load_der_private_key(base64.b64decode(identity["key_pkcs8"]), None)
+        (secure / "key").write_bytes(enrolled.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         stored = {key: identity[key] for key in ("signer", "certificate", "enrolled")}
         (secure / "signer.json").write_bytes(with_checksum(stored))
 

@@ -13,9 +13,16 @@ change that clients send. Its Hessian is w·Σ u uᵀ + (1 − w)·Σ⁺ u uᵀ,
 the weight of the others. A d × d matrix for every item would be far more than a row, so Σ⁺ u uᵀ is taken to be c·Σ u uᵀ
 with c the share of users that have the item: what is left to send is one d × d matrix. It is exact for w = 1, where one
 step is the least-squares solution for all rows, and else errs towards the mean user: the more, the smaller w. Shorter
-steps with Nesterov's momentum make up for that without another statistic. All of it is a sum over clients, in any
-subspace: the change of a slot is a mean over its items, so the step of a slot that whole rows share is the step
+steps make up for that without another statistic, with Nesterov's momentum or without. All of it is a sum over clients,
+in any subspace: the change of a slot is a mean over its items, so the step of a slot that whole rows share is the step
 of that mean.
+
+**The ridge of items.** Of the ridges of users and items only the product λ² counts, and λ is where singular values are
+cut: it is to be above those of noise. Let a share p of the pairs of U users and I items be interactions, without any
+pattern. The best constant prediction is x = p/(w + (1 − w)p). Weighted residuals, 1 − x of an interaction and −w·x of
+any other pair, have mean 0 and variance p(1 − p)(w/(w + (1 − w)p))². The largest singular value of a matrix of such
+entries is near their deviation times √U + √I. So the ridge of items is a multiple of its square. All of it follows from
+the number of users and the items' counts, which the server has before the first round.
 
 **Few clients per round.** The least squares of one round's users alone would follow their noise and forget all others.
 So each round's statistics, the Gram matrix and the right sides b = change + H v, join a running mean, in round t with
@@ -80,8 +87,8 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
             (docs/concepts.md); or an optimizer along the mean change.
         server_momentum: Share of the last Newton step that is taken again (Nesterov's momentum), where all clients take
             part: it makes up for the approximate Hessian (docs/concepts.md).
-        item_ridge: Ridge of an item's vector, of a Newton step, for every root of the number of all interactions: noise
-            grows with it (docs/concepts.md).
+        item_ridge: Ridge of an item's vector, of a Newton step, in multiples of the noise of data with as many users,
+            items and interactions (docs/concepts.md).
     """
 
     ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | dict.fromkeys(
@@ -129,10 +136,15 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         down, up = super().traffic(plan, size, round_number)
         return down, up + (plan.settings.model.factors**2 * FLOAT_BYTES if up and self.takes_newton_steps else 0)
 
-    def row_ridges(self, shares: Tensor, users: float) -> Tensor:
-        """Ridge of each item's row per user; ``shares`` of the users have the items."""
-        interactions = float(shares.sum()) * users
-        return torch.full_like(shares, self.item_ridge * interactions**0.5 / users)
+    def row_ridge(self, plan: Plan) -> float:
+        """Ridge of an item's row: a multiple of the squared norm of noise, over items that have rows of their own."""
+        counts, users = plan.public.statistics[COUNTS], num_users(plan)
+        own = counts[counts >= max(plan.method.min_support, 1)]
+        items = max(len(own), 1)
+        density = min(float(own.sum()) / (users * items), 1.0)
+        residual = self.unobserved_weight / (self.unobserved_weight + (1 - self.unobserved_weight) * density)
+        noise: float = density * (1 - density) * (residual * (users**0.5 + items**0.5)) ** 2
+        return self.item_ridge * noise
 
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
@@ -143,13 +155,12 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         change = mean_changes(state.full, aggregate)[name].view_as(rows) / self.local_lr
         outer = torch.stack([update.sums[GRAM].to(rows) for _, update in aggregate.parts() if update.weight]).sum(0)
         gram_matrix = outer.view(rows.shape[1], -1) / aggregate.weight
-        users = max(float(plan.public.statistics[POPULATION][0]), 1.0)
+        users = num_users(plan)
         shares = (plan.public.statistics[COUNTS] / users).clamp(max=1).to(rows)
         before = state.algorithm_state.get(NEWTON, {})
         share = self._participation(plan, aggregate)
         kept, rate = running_gram(before, gram_matrix, share)
-        ridges = self.row_ridges(shares, users)
-        step = newton_step(rows, change, kept[GRAM], shares, self.unobserved_weight, ridges)
+        step = newton_step(rows, change, kept[GRAM], shares, self.unobserved_weight, self.row_ridge(plan) / users)
         if share == 1 and self.server_momentum:
             kept[REACHED] = rows.add(step, alpha=self.server_lr).view(-1)
             last = before.get(REACHED, state.full[name])
@@ -165,7 +176,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         fleet, statistics = plan.settings.fleet, plan.public.statistics
         if fleet.clients_per_round is None and fleet.asynchronous.is_synchronous:
             return 1.0
-        users = max(float(statistics[POPULATION][0]), 1.0)
+        users = num_users(plan)
         everybody = users * self.weight(float(statistics[COUNTS].sum()) / users)  # exact for equal weights and data's
         return min(aggregate.weight / everybody, 1.0) if everybody else 1.0
 
@@ -274,6 +285,11 @@ def mf_incompatibility(kind: str, settings: Any) -> str | None:
     return None
 
 
+def num_users(plan: Plan) -> float:
+    """The number of users that the statistics are about."""
+    return max(float(plan.public.statistics[POPULATION][0]), 1.0)
+
+
 def subspace_of(projection: Any) -> Subspace:
     """The subspace of a projection that is known to have one."""
     assert isinstance(projection, Hashed)
@@ -299,7 +315,7 @@ def item_blocks(compact: Tensor, subspace: Subspace, factors: int) -> Iterator[t
 
 
 def newton_step(
-    rows: Tensor, change: Tensor, gram: Tensor, shares: Tensor, unobserved_weight: float, ridge: Tensor
+    rows: Tensor, change: Tensor, gram: Tensor, shares: Tensor, unobserved_weight: float, ridge: float
 ) -> Tensor:
     """The step from item rows to the minimum of the mean loss, by each item's approximate Hessian.
 
@@ -309,12 +325,12 @@ def newton_step(
         gram: Mean of u uᵀ over users [factors, factors].
         shares: Share of users that have each item [items].
         unobserved_weight: w, weight of an item that a user does not have, against 1.
-        ridge: Ridge of each item's row, divided by the number of users [items].
+        ridge: Ridge of an item's row, divided by the number of users.
     """
     weights = unobserved_weight + (1 - unobserved_weight) * shares
     values, vectors = torch.linalg.eigh(gram)
-    hessian = weights[:, None] * values.clamp(min=0) + (ridge[:, None] + EPSILON)
-    step: Tensor = ((change - ridge[:, None] * rows) @ vectors / hessian) @ vectors.T
+    hessian = weights[:, None] * values.clamp(min=0) + (ridge + EPSILON)
+    step: Tensor = ((change - ridge * rows) @ vectors / hessian) @ vectors.T
     return step
 
 

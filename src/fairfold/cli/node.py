@@ -18,8 +18,8 @@ WAIT_TIMEOUT = 60.0  # seconds to wait for a server that does not listen yet
 DEFAULT = Path("~/.local/state/fairfold/node")
 LYING_SERVER = (
     "Without --roster this device takes the server's word on who else takes part: a lying server could invent all "
-    "others, and read this device's data from one sum (docs/privacy.md). A roster comes from somebody else than it. "
-    "`fairfold node roster` shows the server's own, for devices to compare."
+    "others, and read this device's data from one sum (docs/privacy.md). They would stand in its signed "
+    "roster, which all are shown alike: see `fairfold node roster`. A roster comes from somebody else than the server."
 )
 node = typer.Typer(
     help="Run a device of a fleet: enrol it, start it, show its status, recommend.", no_args_is_help=True
@@ -157,6 +157,9 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
         table.add_row("last failure", f"{ago(failure['at'])} ago: {failure['message']}")
     for name, value in _privacy_rows(current["privacy"]):
         table.add_row(name, value)
+    if roster := current.get("roster"):
+        added = f", {roster['added']} of them added since `fairfold node roster` was last run" * bool(roster["added"])
+        table.add_row("server's roster", f"{roster['devices']} devices{added}")
     if last := current.get("last"):
         peak = f", peak memory {human_bytes(last['peak'])}" if last.get("peak") else ""
         table.add_row("last task", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
@@ -189,8 +192,9 @@ def roster(
     number, _, head = other.partition(":")
     if other and not (number.isdecimal() and head):
         raise InvalidSettings(f"--other {other}", "a number of lines and their head, 12:HEAD", "Copy it whole.")
-    entries, found = read_server_roster(NodeFolder.open(folder.expanduser()), (int(number), head) if other else None)
-    typer.echo(f"# {len(entries)} devices; compare with others: {len(entries)}:{found}")
+    opened, compared = NodeFolder.open(folder.expanduser()), (int(number), head) if other else None
+    entries, found, added = read_server_roster(opened, compared)
+    typer.echo(f"# {len(entries)} devices, {added} of them new; compare with others: {found.lines}:{found.hash}")
     for one in entries:
         typer.echo(openssh_line(one))
 
@@ -202,7 +206,7 @@ def _privacy_rows(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
     served = "" if budget["level"] == budget.get("chosen", budget["level"]) else ", as it has taken part in such before"
     yield "required privacy", levels[budget["level"]] + (cohort if budget["level"] != "plain" else "") + served
     if budget["level"] != "plain" and not budget.get("roster", True):
-        yield "roster", "none: a lying server could invent all other devices, and read this one's data"
+        yield "own roster", "none: a lying server could invent all other devices; they would stand in its own roster"
     if "problem" in budget:
         yield "ε spent", f"not known: {budget['problem']}"
     elif budget["sums"] or budget["level"] == "private":

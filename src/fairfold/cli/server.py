@@ -159,11 +159,11 @@ def roster(folder: Folder) -> None:
     Examples:
         fairfold server roster fleet
     """
-    from fairfold.flower.roster import head_of, openssh_line
+    from fairfold.flower.roster import openssh_line
 
     found = open_server(folder).roster()
     entries = found.entries()
-    typer.echo(f"# {len(entries)} devices, head {head_of(found.content().splitlines())}")
+    typer.echo(f"# {len(entries)} devices, head {found.head().hash}")
     for one in entries:
         typer.echo(openssh_line(one))
 
@@ -239,7 +239,7 @@ def _quality(values: dict[str, float]) -> str:
 
 def _print_privacy(console: Terminal, settings: "Settings | None") -> None:
     """Print what the server sees of its devices, or how that is decided where no level is set."""
-    from fairfold.federation.noise import privacy_notes, privacy_report
+    from fairfold.federation.plan import privacy_notes, privacy_report
     from fairfold.privacy.ledger import DEFAULT_MIN_COHORT
 
     if settings is None:

@@ -1,4 +1,4 @@
-"""Text files read in blocks, within limits on lines and decompression; cache folders that are whole or not there."""
+"""Read text in blocks, within limits on lines and decompression, and Parquet; folders that are whole or not there."""
 
 import contextlib
 import errno
@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, cast
+
+import polars
 
 from fairfold.atomic_io import sync_folder
 from fairfold.errors import CannotWrite, InvalidData
@@ -149,6 +151,25 @@ def _as_utf8(block: bytes, encoding: str, repairs: Counter[str]) -> bytes:
         repairs[NOT_UTF8] += 1
         return block.decode("latin-1").encode()
     return block
+
+
+@contextlib.contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Turn every kind of error that polars raises about a file into one InvalidData."""
+    try:
+        yield
+    except InvalidData:
+        raise
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        given = f"{path.name} is not Parquet, truncated or damaged ({reason})"
+        raise InvalidData(given, "a whole Parquet file", "Write or download it again.") from error
+
+
+def read_parquet(path: Path, *, memory_map: bool = True) -> polars.DataFrame:
+    """Read a whole Parquet file; without a memory map where it will be overwritten."""
+    with parquet_errors(path):
+        return polars.read_parquet(path, glob=False, memory_map=memory_map)
 
 
 def limit(name: str) -> int:

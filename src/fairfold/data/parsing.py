@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import polars
 
-from fairfold.data.files import check_unpacked
+from fairfold.data.files import check_unpacked, parquet_errors
 from fairfold.errors import InvalidData
 
 NOT_JSON = "lines that are not JSON, left out"
@@ -91,29 +91,10 @@ def _object_or_none(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-@contextlib.contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
-    """Turn every kind of error that polars raises about a file into one InvalidData."""
-    try:
-        yield
-    except InvalidData:
-        raise
-    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, OSError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0][:200]
-        given = f"{path.name} is not Parquet, truncated or damaged ({reason})"
-        raise InvalidData(given, "a whole Parquet file", "Write or download it again.") from error
-
-
 def parquet_schema(path: Path) -> dict[str, polars.DataType]:
     """Names and types of the columns of a Parquet file."""
     with parquet_errors(path):
         return dict(polars.scan_parquet(path, glob=False).collect_schema())
-
-
-def read_parquet(path: Path, *, memory_map: bool = True) -> polars.DataFrame:
-    """Read a whole Parquet file; without a memory map where it will be overwritten."""
-    with parquet_errors(path):
-        return polars.read_parquet(path, glob=False, memory_map=memory_map)
 
 
 def parquet_blocks(path: Path, columns: dict[str, str], rows: int) -> Iterator[tuple[polars.DataFrame, float]]:

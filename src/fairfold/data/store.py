@@ -13,9 +13,9 @@ from torch import Tensor
 from fairfold import __version__, checksums
 from fairfold.atomic_io import write_atomically
 from fairfold.checksums import file_checksum
+from fairfold.data.files import read_parquet
 from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions, offsets_of
-from fairfold.data.parsing import read_parquet
 from fairfold.data.tables import HISTORY, SPLITS, Table
 from fairfold.errors import InvalidData
 

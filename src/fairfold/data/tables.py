@@ -9,9 +9,8 @@ import numpy
 import polars
 from numpy.typing import NDArray
 
-from fairfold.data.files import Advance
+from fairfold.data.files import Advance, read_parquet
 from fairfold.data.formats import NEWEST, USERS, Options, empty_file
-from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read
 from fairfold.data.sampling import numpy_generator
 from fairfold.errors import InvalidData

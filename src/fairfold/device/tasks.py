@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairfold.checksums import PARSE_ERRORS
 from fairfold.device import cooccurrence, uploads
@@ -40,6 +40,9 @@ from fairfold.privacy.ledger import LEVELS, STATISTICS_PURPOSE
 from fairfold.privacy.participation import Participation, RequestKey, SumRules
 from fairfold.privacy.secure.segments import refuse
 
+if TYPE_CHECKING:
+    from fairfold.privacy.secure.log import Fetch
+
 TRAIN, EVALUATE = "train", "evaluate"
 COUNTS = "counts"
 INDICES = ".indices"  # suffix of the places of a sparse vector
@@ -59,6 +62,7 @@ class SmallDevice:
     folder: Path
     rules: Mapping[str, Any] = field(default_factory=dict)
     tick: Callable[[], None] = lambda: None
+    fetch_log: "Fetch | None" = None  # the server's log of enrolled keys, where it has one
 
     def reply(self, kind: str, records: Records) -> Reply:
         """The records of the reply to a message; raises :class:`NeedsWorker` before anything is changed."""
@@ -122,7 +126,7 @@ class SmallDevice:
     @property
     def participation(self) -> Participation:
         """The device's part in secure sums."""
-        return Participation(self.folder, load_device_id(self.folder), self.rules)
+        return Participation(self.folder, load_device_id(self.folder), self.rules, self.fetch_log)
 
     def _secure_keys(self, facts: dict[str, Any], _records: Records) -> Reply:
         return _secure_reply(self.participation.begin(_secure_message(facts)))

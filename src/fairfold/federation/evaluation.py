@@ -121,7 +121,7 @@ class Result:
     rejections: Mapping[str, int] = field(default_factory=dict)  # numbers of refused updates, by reason
     counted: PopularityCounts | None = None  # how items were numbered, where clients counted them
     notes: list[str] = field(default_factory=list)  # sentences about the run, for a reader
-    privacy: Mapping[str, Any] = field(default_factory=dict)  # see :func:`~fairfold.federation.noise.privacy_report`
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # see :func:`~fairfold.federation.plan.privacy_report`
     differences: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # to baselines, with standard errors
     by_user: Mapping[int, Tensor] = field(default_factory=dict, repr=False)  # quality for each user, by round
     group_by_user: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # by each size's model, at the end

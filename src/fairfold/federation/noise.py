@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from math import ceil, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.errors import InvalidState, RequestRefused
-from fairfold.federation.algorithm import PrivateReleases, SettingsRules
+from fairfold.federation.algorithm import PrivateReleases
 from fairfold.federation.randomness import Purpose, generator
-from fairfold.privacy.accounting import composed_sigma, noise_deviations, privacy_cost
+from fairfold.privacy.accounting import composed_sigma, noise_deviations
 from fairfold.privacy.fixed_point import Encoding, FixedPointVector, Segment, add_modular
 from fairfold.privacy.noise import Draw, client_noise_sigma, discrete_gaussian, min_survivors, seeded_random
 
@@ -106,32 +106,3 @@ def add_aggregate_noise(
 def simulation_noise(settings: "Settings", round_number: int) -> Draw:
     """Random bits of a simulation's noise: a stream per round, and one for the statistics (round −1)."""
     return seeded_random(generator(settings, Purpose.NOISE, round_number + 1).initial_seed())
-
-
-def privacy_report(settings: "Settings") -> dict[str, Any]:
-    """A run's privacy as plain values: its level, and what it guarantees under which assumptions."""
-    privacy = settings.privacy
-    report: dict[str, Any] = {"level": privacy.level}
-    warnings = list(privacy.warnings())
-    if isinstance(privacy, SecurePrivacy):
-        report["min_cohort"] = privacy.min_cohort
-    if isinstance(privacy, DifferentialPrivacy):
-        report |= privacy_cost(privacy.epsilon, privacy.delta, PrivateReleases.of(settings.algorithm).releases)
-        report["noise from"] = privacy.noise
-    elif isinstance(privacy, SecurePrivacy):
-        disclosure = SettingsRules.of(settings.algorithm).disclosure(settings)
-        warnings += [] if disclosure is None else [f"{disclosure} (docs/privacy.md)."]
-    return report | {"warnings": warnings}
-
-
-def privacy_notes(report: Mapping[str, Any]) -> list[str]:
-    """Sentences for readers of a :func:`privacy_report`."""
-    if report["level"] == "plain":
-        return ["Privacy: plain. The server sees the update of every device, and can read a user's history from it."]
-    if report["level"] == "secure":
-        sums = f"sums over {report['min_cohort']} devices or more"
-        return [f"Privacy: secure. The server sees {sums}, and nothing of one device.", *report["warnings"]]
-    guarantee = f"ε = {report['epsilon']:.3g}, δ = {report['delta']:g} for {report['unit']}"
-    by_devices = report["noise from"] == "devices"
-    adds = "each device adds its share" if by_devices else "the server adds it, and sees sums without"
-    return [f"Privacy: private. {guarantee}; noise: {adds}.", *report["warnings"]]

@@ -2,17 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import InvalidSettings
-from fairfold.federation.algorithm import COUNTS, Algorithm, Capability, RemembersUpdates, TrainsImages
+from fairfold.federation.algorithm import (
+    COUNTS,
+    Algorithm,
+    Capability,
+    PrivateReleases,
+    RemembersUpdates,
+    SettingsRules,
+    TrainsImages,
+)
 from fairfold.federation.architecture import Architecture, ImageShape, Storage
 from fairfold.federation.randomness import Purpose, generator, hash_seed
 from fairfold.federation.updates import ClientTask, PublicStatistics, State, reduce_per_size
 from fairfold.methods import Fair, Method
+from fairfold.privacy.accounting import privacy_cost
 from fairfold.subspace import Capacity, parse_scheme
 from fairfold.subspace.projection import Assignment, Hashed, Projection
 from fairfold.subspace.stored_table import StoredTable
@@ -144,6 +154,35 @@ def _moved_into(smallest: Assignment, full: Weights) -> Weights:
             counts = projection.counts(torch.arange(projection.size)).clamp(min=1)
             moved[name] = projection.recover(projection.reduce(full[name]) * counts.to(full[name].dtype).sqrt())
     return moved
+
+
+def privacy_report(settings: "Settings") -> dict[str, Any]:
+    """A run's privacy as plain values: its level, and what it guarantees under which assumptions."""
+    privacy = settings.privacy
+    report: dict[str, Any] = {"level": privacy.level}
+    warnings = list(privacy.warnings())
+    if isinstance(privacy, SecurePrivacy):
+        report["min_cohort"] = privacy.min_cohort
+    if isinstance(privacy, DifferentialPrivacy):
+        report |= privacy_cost(privacy.epsilon, privacy.delta, PrivateReleases.of(settings.algorithm).releases)
+        report["noise from"] = privacy.noise
+    elif isinstance(privacy, SecurePrivacy):
+        disclosure = SettingsRules.of(settings.algorithm).disclosure(settings)
+        warnings += [] if disclosure is None else [f"{disclosure} (docs/privacy.md)."]
+    return report | {"warnings": warnings}
+
+
+def privacy_notes(report: Mapping[str, Any]) -> list[str]:
+    """Sentences for readers of a :func:`privacy_report`."""
+    if report["level"] == "plain":
+        return ["Privacy: plain. The server sees the update of every device, and can read a user's history from it."]
+    if report["level"] == "secure":
+        sums = f"sums over {report['min_cohort']} devices or more"
+        return [f"Privacy: secure. The server sees {sums}, and nothing of one device.", *report["warnings"]]
+    guarantee = f"ε = {report['epsilon']:.3g}, δ = {report['delta']:g} for {report['unit']}"
+    by_devices = report["noise from"] == "devices"
+    adds = "each device adds its share" if by_devices else "the server adds it, and sees sums without"
+    return [f"Privacy: private. {guarantee}; noise: {adds}.", *report["warnings"]]
 
 
 class StoresTables(Capability):

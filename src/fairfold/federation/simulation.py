@@ -20,8 +20,7 @@ from fairfold.federation.algorithm import Centralized, Tunable
 from fairfold.federation.architecture import Storage
 from fairfold.federation.evaluation import Callback, Evaluator, GroupReport, Result, RoundReport
 from fairfold.federation.federation import Federation, load_federation, popularity_baseline, renumber_scorers
-from fairfold.federation.noise import privacy_notes, privacy_report
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, privacy_notes, privacy_report
 from fairfold.federation.randomness import Rejections, uses_seed
 from fairfold.federation.round import run_round
 from fairfold.federation.scheduling import CLOCK, staleness_notes

@@ -39,6 +39,7 @@ ATTEMPT = 1 << 32  # more than all rounds: another attempt at a round draws by a
 NO_CAPACITY = "it does not report its capacity"
 SAME_ID = "another connected node has its client id"
 OTHER_NAME = "its name is not that of its enrolled key"
+NOT_ENROLLED = "its key is not in the roster, and devices take part in secure sums of those that are in it"
 
 
 @dataclass
@@ -225,6 +226,8 @@ class Nodes:
         other = self._node_of.get(client_id, node)
         if self.roster is not None and not self.roster.allows(node, client_id):
             self.leave_out(node, OTHER_NAME)
+        elif self.settings.privacy.uses_secure_aggregation and not self._may_sum(node):
+            self.leave_out(node, NOT_ENROLLED)
         elif not can_train(model, self.settings):
             trained = "fairfold's own models" if model is None else ascii(model)
             self.leave_out(node, f"it trains {trained}, and this run is of {self.settings.model.kind!r}")
@@ -242,6 +245,10 @@ class Nodes:
 
     def _users_of(self, node: int) -> int:
         return 0 if self.roster is None else self.roster.users_of(node)
+
+    def _may_sum(self, node: int) -> bool:
+        """Whether enrolled devices accept a node in their sums."""
+        return self.roster is None or not self.roster.entries() or self.roster.of_node(node) is not None
 
     def _postpone(self, node: int, reason: str) -> None:
         """Leave a node out for now; it is asked again later."""

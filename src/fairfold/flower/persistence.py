@@ -15,8 +15,7 @@ from torch import Tensor
 from fairfold.federation.algorithm import Tunable
 from fairfold.federation.architecture import ImageShape, Storage
 from fairfold.federation.evaluation import CATALOGUE_ORDER, POPULARITY, GroupReport, Quality, Result, RoundReport
-from fairfold.federation.noise import privacy_notes, privacy_report
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, privacy_notes, privacy_report
 from fairfold.federation.scheduling import staleness_sentence
 from fairfold.federation.simulation import Progress, stop_reason
 from fairfold.federation.updates import State

@@ -14,13 +14,12 @@ from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.federation.algorithm import COUNTS, Centralized, NumbersItems, SparseUpdates
 from fairfold.federation.architecture import ImageShape
 from fairfold.federation.federation import popularity_order
-from fairfold.federation.noise import privacy_notes, privacy_report
-from fairfold.federation.plan import Plan
+from fairfold.federation.plan import Plan, privacy_notes, privacy_report
 from fairfold.federation.plugin_check import check_plugins
 from fairfold.federation.plugins import uses_plugins
 from fairfold.federation.updates import PublicStatistics, State, Update
 from fairfold.flower.grid import ask_all
-from fairfold.flower.nodes import Node
+from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.persistence import NetworkState
 from fairfold.flower.protocol import NUMBERING, STATISTICS, new_id
 from fairfold.flower.secure_aggregation import secure_statistics
@@ -90,7 +89,7 @@ def initial_plan(settings: Settings, num_items: int, image_shape: ImageShape | N
 
 def collect_statistics(
     network_state: NetworkState,
-    settings: Settings,
+    known: Nodes,
     num_items: int,
     nodes: list[Node],
     grid: Grid,
@@ -99,13 +98,14 @@ def collect_statistics(
 ) -> str:
     """Sum the statistics of all nodes, and number the items by them; return why that failed, or nothing."""
     log.info("asking %d nodes for statistics before the first round", len(nodes))
+    settings = known.settings
     nodes, statistics = list(nodes), network_state.statistics
     # No window of items is asked for twice: two sums over nearly the same clients would reveal the difference.
     for window in item_windows(num_items)[network_state.num_windows :]:
         updates: Iterable[Update]
         if settings.privacy.uses_secure_aggregation:
-            run = network_state.run
-            updates, reason = secure_statistics(grid, settings, num_items, window, nodes, run, timeout, users_of)
+            asked = num_items, window, nodes, network_state.run, timeout
+            updates, reason = secure_statistics(grid, settings, *asked, users_of, known.roster)
         else:
             updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout, users_of), ""
         received = 0

@@ -24,6 +24,7 @@ from fairfold.federation.round import STEP_FAILED
 from fairfold.federation.updates import ClientTask, State, Update
 from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
+from fairfold.flower.roster import Roster
 from fairfold.flower.secure_aggregation import SecureRounds, quality_encoding
 from fairfold.flower.vectors import tensor_bytes
 from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
@@ -172,7 +173,9 @@ class OpenRound:
 
     # -- secure aggregation --------------------------------------------------------------------------------------------
 
-    def start_secure(self, plan: Plan, kind: str, grid: Grid, run: int, timeout: float) -> dict[int, bytes]:
+    def start_secure(
+        self, plan: Plan, kind: str, grid: Grid, run: int, timeout: float, roster: Roster | None
+    ) -> dict[int, bytes]:
         """Start secure aggregation, if any, among the pending nodes; return the message for each that remains."""
         if not plan.settings.privacy.uses_secure_aggregation or not self.pending:
             return {}
@@ -183,7 +186,8 @@ class OpenRound:
             encoding = partial(fixed_point_encoding, plan, tasks)
         nodes = [task.node for task in self.pending.values()]
         sizes = {node.client_id: node.size if trains else 0 for node in nodes}
-        self.secure = SecureRounds.of(grid, timeout, plan.settings, encoding, sizes, nodes, together=not trains)
+        of_all = grid, timeout, plan.settings, encoding, sizes, nodes, roster
+        self.secure = SecureRounds.of(*of_all, together=not trains)
         messages = self.secure.begin(run, self.number - 1, "train" if trains else "evaluate")
         for node in [node for node in self.pending if node not in messages]:
             del self.pending[node]

@@ -24,10 +24,11 @@ from fairfold.flower.grid import ask_each
 from fairfold.flower.messages import masked_in, pack_secure, secure_in, with_facts
 from fairfold.flower.nodes import Node
 from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS
+from fairfold.flower.roster import Roster
 from fairfold.flower.wire import pack_statistics_request, statistics_lengths
 from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate, VectorLayout
 from fairfold.privacy.ledger import STATISTICS_PURPOSE
-from fairfold.privacy.secure.messages import Session
+from fairfold.privacy.secure.messages import NO_LOG, Session
 from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, SegmentLayout
 from fairfold.privacy.secure.server import SecureServer
 
@@ -56,6 +57,7 @@ class SecureRound:
     sizes: Mapping[int, int]  # by client id, as the encoding has them
     nodes: dict[int, Node]  # by client id
     group: int = 0
+    roster: Roster | None = None  # of enrolled devices, where there is one
     survivors: list[Node] = field(default_factory=list)  # nodes whose vectors are in the aggregate, once it is known
     asked: bool = False  # whether vectors were asked for: with noise, clients have spent privacy budget then
     failure: str = ""  # why there is no aggregate
@@ -70,9 +72,17 @@ class SecureRound:
             names = {name for shapes in layout.shapes.values() for name in shapes}
             noise = (MIN_STAYING_PERCENT, noise_multiplier(self.settings, names))
         sequence_number = new_sequence_number()
-        session = Session(run, number, purpose, privacy.min_cohort, secure_layout(layout), *noise, sequence_number)
         indices = {size: index for index, size in enumerate(sorted(layout.shapes))}
-        self.server = SecureServer(session, {client: indices[self.sizes[client]] for client in self.nodes}, room=None)
+        wanted = {client: indices[self.sizes[client]] for client in self.nodes}
+        log, enrolled = NO_LOG, None
+        if self.roster is not None and self.roster.entries():
+            # The keys before the head: a log that grows meanwhile has all of them.
+            found = {client: self.roster.of_node(node.node_id) for client, node in self.nodes.items()}
+            enrolled = {client: one.key for client, one in found.items() if one is not None}
+            log = self.roster.head()
+        terms = secure_layout(layout), *noise, sequence_number, log
+        session = Session(run, number, purpose, privacy.min_cohort, *terms)
+        self.server = SecureServer(session, wanted, room=None, enrolled=enrolled)
         return self._by_node_id(dict.fromkeys(self.nodes, session.packed(session.digest)))
 
     def close(self) -> dict[int, bytes]:
@@ -130,6 +140,7 @@ class SecureRounds:
         encoding: Callable[[int], Encoding],
         sizes: Mapping[int, int],
         nodes: Iterable[Node],
+        roster: Roster | None,
         *,
         together: bool = False,
     ) -> "SecureRounds":
@@ -137,8 +148,8 @@ class SecureRounds:
         groups = dict[int, dict[int, Node]]()
         for node in nodes:
             groups.setdefault(0 if together else node.group, {})[node.client_id] = node
-        found = [SecureRound(grid, timeout, settings, encoding, sizes, groups[one], one) for one in sorted(groups)]
-        return cls(found, timeout)
+        of_all = grid, timeout, settings, encoding, sizes
+        return cls([SecureRound(*of_all, groups[one], one, roster) for one in sorted(groups)], timeout)
 
     def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
         """Agree on keys and shares; return the message that goes with the request to each remaining node."""
@@ -195,6 +206,7 @@ def secure_statistics(
     run: int,
     timeout: float,
     users_of: Callable[[Node], int],
+    roster: Roster | None,
 ) -> tuple[list[Update], str]:
     """Aggregate the statistics of a window before the first round; where that fails, nothing, and why.
 
@@ -204,7 +216,7 @@ def secure_statistics(
     by_node_id = {node.node_id: node for node in nodes}
     encoding = partial(statistics_encoding, settings, window)
     sizes = dict.fromkeys((node.client_id for node in nodes), 0)
-    aggregation = SecureRounds.of(grid, timeout, settings, encoding, sizes, nodes)
+    aggregation = SecureRounds.of(grid, timeout, settings, encoding, sizes, nodes, roster)
     request = pack_statistics_request(settings, num_items, window)
     messages = aggregation.begin(run, window.start, STATISTICS_PURPOSE)
     records = {node: with_facts(request, **{SECURE: message}) for node, message in messages.items()}

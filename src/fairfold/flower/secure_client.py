@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, RecordDict
@@ -32,8 +33,13 @@ MaskedReply = Callable[[Callable[[int], "Encoding"], "MeasuredUpdate", int], Rec
 
 def participation(runtime: ClientRuntime, context: Context) -> Participation:
     """Return the client's part in sums, with its owner's rules."""
-    folder = runtime.folder(context)
-    return Participation(folder, load_device_id(folder), context.node_config)
+    folder, config = runtime.folder(context), context.node_config
+    fetch = None
+    if "server" in config:  # as `fairfold node start` has it; under Flower's own SuperNode there is no gateway
+        from fairfold.flower.fleet.connection import stream_roster
+
+        fetch = partial(stream_roster, str(config["server"]), Path(str(config["authority"])))
+    return Participation(folder, load_device_id(folder), config, fetch)
 
 
 def begin(runtime: ClientRuntime, content: RecordDict, context: Context) -> RecordDict:

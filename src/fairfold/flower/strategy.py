@@ -215,7 +215,7 @@ class FairStrategy(Strategy):
         if not present:
             return False
         failure = preparation.collect_statistics(
-            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout, self.users_of
+            self.network_state, self.nodes, self.num_items, present, grid, self.round_timeout, self.users_of
         )
         if failure:
             self.open_round.statistics_error = failure
@@ -244,7 +244,7 @@ class FairStrategy(Strategy):
         deadline = time.monotonic() + timeout
         for node in cohort:
             opened.pending[node.node_id] = PendingTask(node, opened.requests[self._request_key(node)], deadline)
-        secure = opened.start_secure(self.plan, kind, grid, self.network_state.run, timeout)
+        secure = opened.start_secure(self.plan, kind, grid, self.network_state.run, timeout, self.nodes.roster)
         messages = []
         for node in [node for node in cohort if node.node_id in opened.pending]:
             key = self._request_key(node)

@@ -4,8 +4,9 @@ The owner gives the enrolled ``key``, the ``roster``, the smallest cohort the de
 default 100), the least ``privacy`` (``"secure"`` refuses requests without masks, ``"private"`` also sums without noise)
 and the privacy budget of its lifetime (``epsilon`` and ``delta``, by default 8 and 1e-5). A device that has taken part
 in a secure or noisy sum refuses less from then on, whatever it was enrolled for: a server that asks for the same in
-plain would undo it. Neither torch, Flower nor numpy is needed; ciphers are imported where there is a secure sum, since
-a device without one needs five megabytes less.
+plain would undo it. One that enrolled with a server takes part only with devices in that server's signed log of keys.
+Neither torch, Flower nor numpy is needed; ciphers are imported where there is a secure sum, since a device without one
+needs five megabytes less.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from fairfold.privacy.secure.segments import MIN_STAYING_PERCENT, refuse
 if TYPE_CHECKING:
     from fairfold.privacy.secure.client import SecureClient
     from fairfold.privacy.secure.folder import SecureFolder
+    from fairfold.privacy.secure.log import Fetch
     from fairfold.privacy.secure.messages import Session
 
 log = logging.getLogger("fairfold.privacy")
 
+LOG_COPY = "secure/roster.jsonl"  # in the device's state: the server's log of enrolled keys, as invitations named it
 Step = Callable[["SecureClient", bytes], bytes]
 RequestKey = tuple[str, int, int | None]  # purpose and round of a request, and its run if it names one
 
@@ -59,6 +62,7 @@ class Participation:
     folder: Path  # of the device's state
     name: int
     config: Mapping[str, Any]  # the owner's rules
+    fetch_log: Fetch | None = None  # from the server that the device enrolled with; None for one without a gateway
 
     def __post_init__(self) -> None:
         if type(self.min_cohort) is not int or self.min_cohort < 2:
@@ -85,9 +89,13 @@ class Participation:
     def secure(self) -> SecureFolder:
         """The folder of its state of secure aggregation."""
         from fairfold.privacy.secure.folder import SecureFolder
+        from fairfold.privacy.secure.log import LogCopy
 
         key, roster = (None if name not in self.config else Path(str(self.config[name])) for name in ("key", "roster"))
-        return SecureFolder(self.folder / "secure", self.name, key, roster, self.min_cohort)
+        log = None
+        if self.fetch_log is not None and "signer" in self.config:
+            log = LogCopy(self.folder / LOG_COPY, bytes.fromhex(str(self.config["signer"])), self.fetch_log)
+        return SecureFolder(self.folder / "secure", self.name, key, roster, self.min_cohort, log)
 
     @property
     def ledger(self) -> Ledger:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from fairfold.config import Settings
 from fairfold.errors import FairfoldError
-from fairfold.federation.noise import privacy_notes, privacy_report
+from fairfold.federation.plan import privacy_notes, privacy_report
 from fairfold.runs import folder as files
 from fairfold.runs.events import JOINED, LEFT_OUT, NODES, PUSHED, QUALITY, ROUND, Event, parse_event
 from fairfold.runs.folder import CHECK, LOG, METRICS, RESULT, ROUND_COLUMNS, SETTINGS

@@ -13,8 +13,9 @@ from fairfold.errors import InvalidState
 from fairfold.flower.fleet.connection import read_key
 from fairfold.flower.fleet.credentials import make_node_key
 from fairfold.flower.fleet.node import NodeFolder, read_server_roster
-from fairfold.flower.roster import Enrolled, Roster, make_signer
+from fairfold.flower.roster import Roster, make_signer
 from fairfold.privacy.secure.keys import point_of, read_roster
+from fairfold.privacy.secure.log import Enrolled
 from tests.flower.test_roster import new_key
 from tests.support.fleet import FakeServer
 
@@ -35,8 +36,9 @@ def test_devices_compare_the_servers_roster(fake_server: tuple[type[FakeServer],
         read_server_roster(node)
     log.add(Enrolled(key, 8, 1))
     mine.body = log.content()
-    entries, head = read_server_roster(node)
-    assert [one.node for one in entries] == [7, 8]
+    entries, head, added = read_server_roster(node)
+    assert ([one.node for one in entries], head, added) == ([7, 8], log.head(), 2)
+    assert read_server_roster(node)[2] == 0, "it was just looked at"
     lied = Roster(tmp_path / "lied.jsonl", log.signer)  # what the same server shows another device
     for number in (3, 4, 5):
         lied.add(Enrolled(key if number == 4 else new_key(), number, 1))
@@ -49,16 +51,18 @@ def test_devices_compare_the_servers_roster(fake_server: tuple[type[FakeServer],
         (other.folder / path.name).write_bytes(path.read_bytes())
     os.chmod(other.key, 0o600)
     with pytest.raises(InvalidState, match="different rosters"):
-        read_server_roster(other, (2, head))
+        read_server_roster(other, head)
     with pytest.raises(InvalidState, match="3 lines where the other device was shown 9"):
-        read_server_roster(other, (9, head))
+        read_server_roster(other, (9, head.hash))
     mine.body = log.content()
-    assert read_server_roster(other, (2, head)) == (entries, head)
+    assert read_server_roster(other, head) == (entries, head, 2)
     log.add(Enrolled(new_key(), 9, 50))
     mine.body = log.content()
-    shown = CliRunner().invoke(app, ["node", "roster", str(node.folder), "--other", f"2:{head}"])
+    shown = CliRunner().invoke(app, ["node", "roster", str(node.folder), "--other", f"2:{head.hash}"])
     assert shown.exit_code == 0, shown.output
-    assert shown.output.startswith(f"# 3 devices; compare with others: 3:{read_server_roster(other)[1]}\n")
+    _, head, added = read_server_roster(other)
+    words = f"# 3 devices, {added} of them new; compare with others: 3:{head.hash}\n"
+    assert shown.output.startswith(words)
     (tmp_path / "file").write_text(shown.output)
     assert len(read_roster(tmp_path / "file")) == 3, "what `node enrol --roster` takes"
     node.known_roster.write_text("[]")

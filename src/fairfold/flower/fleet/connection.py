@@ -4,11 +4,12 @@ An idle node should need little memory, so nothing of Flower is imported: the sh
 by :mod:`fairfold.device.protobuf`. The worker leaves that to Flower's own client (:mod:`.worker`).
 """
 
+import contextlib
 import http.client
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ API_PREFIX = "/v1/fairfold/"  # the gateway's own endpoints (:mod:`.enrolment`)
 DEFAULT_PORT = 8000
 RESPONSE_TIMEOUT = 30.0  # seconds
 MAX_RESPONSE_BYTES = 1 << 24  # messages here list the names of objects, not their content
+MAX_ROSTER = 1 << 28  # bytes: a line has about 400
 HEARTBEAT_SECONDS = 30.0  # a node that was silent for twice its interval counts as disconnected
 MAX_POLL_SECONDS = 120  # the longest pause between two polls that a server may ask for
 CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 305.0  # seconds that Flower allows a node's clock to be ahead or behind
@@ -134,6 +136,16 @@ class ServerConnection:
         self._connection = http.client.HTTPSConnection(self.host, self.port, **options)
         self._connection.request(method, path, body, headers)
         return self._connection.getresponse()
+
+
+def stream_roster(server: str, authority: Path, start: int = 0) -> Generator[bytes]:
+    """The server's signed log of enrolled keys from a byte on, in pieces."""
+    try:
+        with contextlib.closing(ServerConnection(server, authority)) as connection:
+            yield from connection.stream("GET", f"{API_PREFIX}roster?from={start}", max_bytes=MAX_ROSTER)
+    except RefusedByServer as refused:
+        needed = "a server that shows its roster"
+        raise InvalidState(refused.detail or str(refused), needed, "Try again.") from None
 
 
 class NodeConnection(ServerConnection):

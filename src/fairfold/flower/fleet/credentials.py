@@ -28,7 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from fairfold.atomic_io import locked, make_private_folder, remove, write_atomically
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.flower.roster import MAX_USERS
+from fairfold.privacy.secure.log import MAX_USERS
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 398
 RENEWED_BEFORE = 30  # days before its expiry from which on a server's certificate is renewed

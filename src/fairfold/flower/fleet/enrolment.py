@@ -6,6 +6,7 @@ public key. What a person has to know before joining is there for everybody, all
 
 import json
 import logging
+import re
 import time
 import tomllib
 from collections import Counter
@@ -21,8 +22,9 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, 
 from fairfold.flower.fleet.connection import API_PREFIX, CLOCK_AHEAD, CLOCK_BEHIND, clock_difference
 from fairfold.flower.fleet.credentials import SECRET_BYTES, Invitations, TokenRefused, fingerprint
 from fairfold.flower.fleet.server import PRIVACY, SETTINGS, ServerFolder
-from fairfold.flower.roster import Enrolled, Roster
+from fairfold.flower.roster import Roster
 from fairfold.privacy.secure.keys import point_of
+from fairfold.privacy.secure.log import Enrolled
 
 MAX_REQUEST_BYTES = 4096
 RECENT_RUNS = 5
@@ -37,10 +39,11 @@ class HttpResponse(NamedTuple):
     status: int
     content: dict[str, Any] | Path | bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    start: int = 0  # the first byte of a file to send
 
 
 class Route(NamedTuple):
-    """The handler of a path: a function of Flower's state and the request's body."""
+    """The handler of a path: a function of Flower's state, and of the request's body (of a GET, its query)."""
 
     method: str
     handler: Callable[[Any, bytes], HttpResponse]
@@ -98,11 +101,13 @@ class Enrolment:
             return error_response(404, "items have numbers here, and no names")
         return HttpResponse(200, self.catalogue)
 
-    def send_roster(self, _state: Any, _body: bytes) -> HttpResponse:
-        """The signed log of enrolled keys."""
+    def send_roster(self, _state: Any, query: bytes) -> HttpResponse:
+        """The signed log of enrolled keys, from a byte on: a device fetches the lines that it lacks."""
         if not self.roster.path.exists():
             return error_response(404, "no device has enrolled")
-        return HttpResponse(200, self.roster.path)
+        if (start := re.fullmatch(rb"(?:from=(\d{1,18}))?", query)) is None:
+            return error_response(400, "not a place in the roster: write roster?from=BYTES")
+        return HttpResponse(200, self.roster.path, start=int(start[1] or 0))
 
     def enrol(self, state: Any, body: bytes) -> HttpResponse:
         """Register a device's key for a token."""

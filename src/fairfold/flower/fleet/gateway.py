@@ -139,9 +139,10 @@ class Gateway:
         await self._read(body, LIMITS[API_PREFIX][0], receive)
         _require_short(body, LIMITS[API_PREFIX][0])
         try:
+            sent = scope.get("query_string", b"") if route.method == "GET" else bytes(body)
             async with contextlib.nullcontext() if route.control else self._slots[API_PREFIX]:
                 state = scope["app"].state.linkstate_factory.state()
-                response = await asyncio.to_thread(route.handler, state, bytes(body))
+                response = await asyncio.to_thread(route.handler, state, sent)
         except Exception:
             log.exception("%s", scope["path"])
             response = error_response(500, "the server failed: see its log")
@@ -229,7 +230,8 @@ async def _respond(send: Send, response: HttpResponse, *headers: tuple[bytes, by
         await _send_whole(send, response.status, body, (b"content-type", b"application/json"), *headers)
         return
     with response.content.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        size = max(os.fstat(file.fileno()).st_size - response.start, 0)
+        file.seek(response.start)
         kind = (b"content-type", b"application/octet-stream")
         headers = (kind, (b"content-length", str(size).encode()), *headers)
         await send({"type": "http.response.start", "status": response.status, "headers": list(headers)})

@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,10 +16,10 @@ from fairfold.flower.fleet.connection import API_PREFIX, RefusedByServer, Server
 
 if TYPE_CHECKING:
     from fairfold.flower.fleet.credentials import Token
-    from fairfold.flower.roster import Enrolled
+    from fairfold.privacy.secure.log import Enrolled, LogCopy
+    from fairfold.privacy.secure.messages import LogHead
 
 STATUS = "status.json"
-MAX_ROSTER = 1 << 28  # bytes: a line has about 400
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class NodeFolder(FleetFolder):
     key = PathInside("key")  # the private key, which never leaves the device
     authority = PathInside("ca.crt")  # the certificate of the only authority that the node trusts
     catalogue = PathInside("catalogue.txt")  # the names of the items, where they have names
-    known_roster = PathInside("roster.json")  # how many lines of the server's roster were seen, and their head
+    known_roster = PathInside("roster.json")  # how many lines its roster had when the owner last looked, and their head
     state = PathInside("state")  # the folder of the client's local state
 
     def node_config(self) -> dict[str, str | int | float | bool]:
@@ -54,7 +55,8 @@ class NodeFolder(FleetFolder):
         values: dict[str, str | int | float | bool] = {
             "capacity": self.capacity, "data": self.data, "state": str(self.state), "key": str(self.key),
             "test": self.test, "privacy": self.privacy, "min-cohort": self.min_cohort, "roster": self.roster,
-            "epsilon": self.epsilon, "delta": self.delta, "signer": self.signer,
+            "epsilon": self.epsilon, "delta": self.delta, "signer": self.signer, "server": self.server,
+            "authority": str(self.authority),
         }  # fmt: skip
         return {key: value for key, value in values.items() if value}
 
@@ -79,7 +81,29 @@ class NodeFolder(FleetFolder):
             model = (self.state / MODEL_FILE).stat()
             status["model"] = {"bytes": model.st_size, "at": model.st_mtime}
         known = {"server": self.server, "capacity": self.capacity, "data": self.data, "privacy": self.privacy_budget()}
+        with contextlib.suppress(FairfoldError):  # a damaged file: sums and `fairfold node roster` say so
+            if lines := self.log_copy().head().lines:
+                status["roster"] = {"devices": lines, "added": max(lines - self.roster_seen().lines, 0)}
         return known | status
+
+    def log_copy(self) -> "LogCopy":
+        """The server's log of enrolled keys, as far as invitations to sums have named it."""
+        from fairfold.privacy.participation import LOG_COPY
+        from fairfold.privacy.secure.log import LogCopy
+
+        fetch = partial(link.stream_roster, self.server, self.authority)
+        return LogCopy(self.state / LOG_COPY, bytes.fromhex(self.signer), fetch)
+
+    def roster_seen(self) -> "LogHead":
+        """The server's log when the owner last looked at it."""
+        from fairfold.privacy.secure.messages import NO_LOG, LogHead
+
+        try:
+            number, head = json.loads(self.known_roster.read_text()) if self.known_roster.exists() else NO_LOG
+            return LogHead(int(number), str(head))
+        except (ValueError, TypeError) as error:
+            given = f"{self.known_roster}: {error}"
+            raise InvalidState(given, "a number and a hash", "Remove it to begin anew.") from None
 
     def privacy_budget(self) -> dict[str, Any]:
         """The required privacy level, and what noisy aggregates have spent by the device's ledger."""
@@ -117,8 +141,8 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
     from fairfold.device.store import save_device_id
     from fairfold.flower.fleet.credentials import fingerprint, make_node_key
     from fairfold.flower.local_data import LocalFile
-    from fairfold.flower.roster import device_name
     from fairfold.privacy.secure.keys import point_of
+    from fairfold.privacy.secure.log import device_name
 
     link.parse_address(node.server)
     if (node.folder / node.FILE).exists():
@@ -152,37 +176,36 @@ def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
     return int(response.get("items", 0))
 
 
-def read_server_roster(node: NodeFolder, compared: tuple[int, str] | None = None) -> tuple[list["Enrolled"], str]:
-    """Fetch the server's roster, check it, and remember its head; returns the devices and the head.
+def read_server_roster(
+    node: NodeFolder, compared: tuple[int, str] | None = None
+) -> tuple[list["Enrolled"], "LogHead", int]:
+    """Fetch the server's roster and check it; returns the devices, the head, and how many the owner has not yet seen.
 
-    It has to begin with the lines that this device saw before, and with those of another device (their number and
-    head), if given; the server's signer signed them all, and this device's key is on one.
+    It has to begin with the lines that the owner saw before, with those that invitations to sums have named, and with
+    those of another device (their number and head), if given; the server's signer signed them all, and this device's
+    key is on one.
     """
-    from fairfold.flower.roster import FIRST, head_of, read_lines
     from fairfold.privacy.secure.keys import point_of
+    from fairfold.privacy.secure.log import read_log
+    from fairfold.privacy.secure.messages import LogHead
 
-    try:
-        number, head = json.loads(node.known_roster.read_text()) if node.known_roster.exists() else (0, FIRST)
-        known = int(number), str(head)
-    except (ValueError, TypeError) as error:
-        raise InvalidState(f"{node.known_roster}: {error}", "a number and a hash", "Remove it to begin anew.") from None
-    try:
-        with contextlib.closing(ServerConnection(node.server, node.authority)) as connection:
-            content = b"".join(connection.stream("GET", API_PREFIX + "roster", max_bytes=MAX_ROSTER))
-    except RefusedByServer as refused:
-        raise InvalidState(refused.detail or str(refused), "a server that shows its roster", "Try again.") from None
-    entries = read_lines(content, bytes.fromhex(node.signer), known)
-    lines = content.splitlines()
-    if compared is not None and len(lines) >= compared[0] and head_of(lines[: compared[0]]) != compared[1]:
+    seen = node.roster_seen()
+    content = b"".join(link.stream_roster(node.server, node.authority))
+    entries, heads = read_log(content, bytes.fromhex(node.signer))
+    for known in (seen, node.log_copy().head()):
+        if len(heads) <= known.lines or heads[known.lines] != known:
+            given = f"a roster that does not begin with the {known.lines} lines that were known"
+            raise InvalidState(given, "a log that only grows", "Ask its operator: a line was changed or left out.")
+    if compared is not None and len(heads) <= compared[0]:
+        given = f"a roster of {len(entries)} lines where the other device was shown {compared[0]}"
+        raise InvalidState(given, "one log for all", "Try again; if it stays so, do not trust the server.")
+    if compared is not None and heads[compared[0]] != LogHead(*compared):
         given = f"another head of the first {compared[0]} lines than the other device was shown"
         raise InvalidState(given, "one log for all", "The server shows devices different rosters: do not trust it.")
-    if compared is not None and len(lines) < compared[0]:
-        given = f"a roster of {len(lines)} lines where the other device was shown {compared[0]}"
-        raise InvalidState(given, "one log for all", "Try again; if it stays so, do not trust the server.")
     if point_of(link.read_key(node.key).public_key()) not in {one.key for one in entries}:
         raise InvalidState("a roster without this device's key", "all that have enrolled", "Ask its operator.")
-    write_atomically(node.known_roster, json.dumps([len(lines), head_of(lines)]).encode())
-    return entries, head_of(lines)
+    write_atomically(node.known_roster, json.dumps(heads[-1]).encode())
+    return entries, heads[-1], len(entries) - seen.lines
 
 
 def _fetch_authority(server: str, deadline: float) -> bytes:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fairfold.atomic_io import locked, remove, write_atomically
 from fairfold.checksums import PARSE_ERRORS
 from fairfold.errors import InvalidState, printable
 from fairfold.flower.fleet import Echo
-from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, json_object, read_key
+from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, json_object, read_key, stream_roster
 from fairfold.flower.fleet.node import STATUS, NodeFolder
 
 DIED = "the device's program died while it worked on this"
@@ -182,7 +183,8 @@ class NodeLoop:
         file = LocalFile(node.data, test=node.test or None, holdout=node.holdout, catalogue=catalogue)
         started = time.monotonic()
 
-        device = SmallDevice(file, node.capacity, node.state, node.node_config(), tick)
+        fetch_log = partial(stream_roster, node.server, node.authority)
+        device = SmallDevice(file, node.capacity, node.state, node.node_config(), tick, fetch_log)
         problem = reply_to(self._caller(connection), message, device)
         if problem is None:
             return False

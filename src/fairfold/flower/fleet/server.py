@@ -147,7 +147,7 @@ class ServerFolder(FleetFolder):
     def privacy_notes(self) -> list[str]:
         """Sentences on what the server of a run sees and what that costs a user, or when that is decided."""
         from fairfold.config.fleet import DifferentialPrivacy
-        from fairfold.federation.noise import privacy_notes, privacy_report
+        from fairfold.federation.plan import privacy_notes, privacy_report
 
         if not self.has_privacy_settings() and not (self.folder / PRIVACY).exists():
             return ["decided when a run begins, by the number of connected devices"]

@@ -1,7 +1,7 @@
 """Attacks by devices of a fleet: replayed on settings and data, as far as the server's own checks let them through.
 
 *Promotion.* Hostile devices of the default algorithm have histories of their choice: nothing else passes the server in
-a plain run (``algorithms.cooccurrence.contribution``). Each has the target beside some popular items; the most
+a plain run (``algorithms.cooccurrence.uploads``). Each has the target beside some popular items; the most
 successful number of those counts. A device that claims several users (where its invitation or masks let it) has its
 history as often.
 

@@ -16,8 +16,10 @@ from typing import Any, TypeVar, cast
 from fairfold.errors import FairfoldError
 from fairfold.privacy.secure import keys, messages, shamir
 from fairfold.privacy.secure.keys import Identity, Trust
+from fairfold.privacy.secure.log import LogCopy
 from fairfold.privacy.secure.masking import FixedPointVector, Ring, add_masks, quorum
 from fairfold.privacy.secure.messages import KEY, MASK_KEY, SEED, Advert, Cohort, Session, Survivors, parse_message
+from fairfold.privacy.secure.reader import MAX_CLIENTS, Reader, pack_by_member, unreadable
 from fairfold.privacy.secure.segments import refuse
 
 log = logging.getLogger("fairfold.privacy.secure")
@@ -38,6 +40,7 @@ class Memory:
     trust: Trust = field(default_factory=Trust)
     min_cohort: int = 100  # it takes part in no sum over fewer clients, whatever the server demands
     last_turns: dict[tuple[int, str], int] = field(default_factory=dict)  # by run and purpose; in which it gave shares
+    log: LogCopy | None = None  # of the keys that its server enrolled; None for a server without such a log
 
 
 def _logged(step: Method) -> Method:
@@ -85,6 +88,8 @@ class SecureClient:
     def advertise(self) -> bytes:
         """The client's identity and public keys of this round."""
         self._require_new()
+        if self.memory.log is not None:
+            self.memory.log.follow(self.session.log, self.identity.enrolled)
         return self.advert.packed(self.session_digest)
 
     def _require_new(self) -> None:
@@ -109,6 +114,8 @@ class SecureClient:
         if (thin := layout.thin_segment(cohort.by_size, self.min_cohort)) is not None:
             raise refuse(f"a segment ({thin[0]}) that {thin[1]} devices have", f"at least {self.min_cohort}")
         self.memory.trust.check(self.session_digest, cohort.members)
+        if self.memory.log is not None:
+            self.memory.log.require_members(self.session.log, cohort.members)
         self.cohort, self.step = cohort, Step.SHARED
         self.memory.last_turns[self.session.run, self.session.purpose] = self.session.turn
         places, threshold = [member + 1 for member in self.share_holders], self.ring.degrees.threshold
@@ -251,15 +258,15 @@ class SecureClient:
 
     def serialized(self) -> bytes:
         """All that the next step needs, secrets included."""
-        sets = Survivors(self.sharing, messages.MAX_CLIENTS), self.survivors or Survivors(frozenset(), 1)
+        sets = Survivors(self.sharing, MAX_CLIENTS), self.survivors or Survivors(frozenset(), 1)
         parts = b"".join(part.body() for part in (self.session, self.advert, self.cohort, *sets))
         secrets = self.mask_secret + self.share_secret + self.seed
-        return bytes([self.step]) + parts + secrets + messages.pack_by_member(self.received)
+        return bytes([self.step]) + parts + secrets + pack_by_member(self.received)
 
     @classmethod
     def read(cls, data: bytes, identity: Identity, memory: Memory) -> "SecureClient":
         """Restore a serialized client."""
-        reader = messages.Reader(data)
+        reader = Reader(data)
         step = Step(reader.number(1, Step.REVEALED))
         client = cls(Session.read(reader), identity, memory)
         client.step = step
@@ -271,5 +278,5 @@ class SecureClient:
         client.received = reader.by_member(2 * shamir.SHARE_BYTES)
         reader.end()
         if client.advert.name != identity.name:
-            raise messages.unreadable("a round of another device")
+            raise unreadable("a round of another device")
         return client

@@ -16,10 +16,11 @@ from fairfold.checksums import Damaged, parse_with_checksum, read_errors, read_l
 from fairfold.errors import InvalidState
 from fairfold.privacy.secure.client import Memory, SecureClient, Step
 from fairfold.privacy.secure.keys import Identity, Trust, point_of, read_enrolled, read_roster
+from fairfold.privacy.secure.log import LogCopy
 from fairfold.privacy.secure.messages import MAGIC, Session, parse_message
 from fairfold.privacy.secure.segments import refuse
 
-FORMAT, ROUND_FORMAT = 2, 2
+FORMAT, ROUND_FORMAT = 2, 3
 OWN_KEY, SIGNER, MEMORY, ROUND = "key", "signer.json", "memory.json", "round.json"
 
 
@@ -32,6 +33,7 @@ class SecureFolder:
     key: Path | None = None  # file of its enrolled key; a key in the folder if not given
     roster: Path | None = None  # file of all accepted enrolled keys; without one the server is trusted
     min_cohort: int = 100  # the client takes part in no sum over fewer clients
+    log: LogCopy | None = None  # of the keys that its server enrolled; None for a server without such a log
 
     def identity(self) -> Identity:
         """The client's identity; a signer is created and certified if there is none, or if the enrolled key changed."""
@@ -55,7 +57,7 @@ class SecureFolder:
         path = self.folder / MEMORY
         trust = Trust(None if self.roster is None else read_roster(self.roster))
         if not path.exists():
-            return Memory(trust, self.min_cohort)
+            return Memory(trust, self.min_cohort, log=self.log)
         remedy = "Remove the file, if no run of this server is to go on."
         with read_errors(path, InvalidState, "what this device remembers", remedy):
             stored = parse_with_checksum(read_limited(path))
@@ -64,7 +66,7 @@ class SecureFolder:
             trust.seen = {int(name, 16): bytes.fromhex(key) for name, key in stored["seen"].items()}
             trust.checked = {bytes.fromhex(digest) for digest in stored["checked"]}
             last_turns = {(int(run, 16), str(purpose)): int(number) for run, purpose, number in stored["last_turns"]}
-        return Memory(trust, self.min_cohort, last_turns)
+        return Memory(trust, self.min_cohort, last_turns, self.log)
 
     def _save_memory(self, memory: Memory) -> None:
         stored = {

@@ -1,4 +1,4 @@
-"""Messages of secure aggregation; :class:`Reader`, the only parser, checks bytes before anything is built from them.
+"""Messages of secure aggregation; :class:`.reader.Reader`, the only parser, checks bytes before they are used.
 
 Every message begins with its kind and with the digest of its session, so it means nothing in another run, round or sum.
 Integers are big-endian; vectors are little-endian, as they lie in memory.
@@ -9,90 +9,18 @@ import math
 import struct
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
-from fairfold.errors import InvalidMessage
 from fairfold.privacy.secure.masking import FixedPointVector
+from fairfold.privacy.secure.reader import MAX_CLIENTS, Reader, pack_by_member, pack_members, unreadable
 from fairfold.privacy.secure.segments import MAX_LENGTH, MAX_SEGMENTS, MAX_SIZES, SegmentLayout
 from fairfold.privacy.secure.shamir import SHARE_BYTES
 
-MAX_CLIENTS = 1 << 16
-VERSION, MAGIC = 3, b"fairsum"
+VERSION, MAGIC = 4, b"fairsum"
 POINT, KEY, SIGNATURE, CERTIFICATE, DIGEST = 49, 32, 64, 96, 32  # bytes of each
 SEALED = 2 * SHARE_BYTES + 16  # two shares and the tag of their encryption
 SEED, MASK_KEY = 0, 1  # kinds of shares: of a survivor's own seed, of the mask key of a client that left
 Kind = TypeVar("Kind", bound="Message")
-
-
-class Reader:
-    """Cursor over a message that refuses missing, excess or out-of-range content."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.rest = memoryview(data)
-
-    def take(self, num_bytes: int) -> bytes:
-        """Consume and copy the next bytes."""
-        return bytes(self.view(num_bytes))
-
-    def view(self, num_bytes: int) -> memoryview:
-        """Consume the next bytes without a copy."""
-        if num_bytes > len(self.rest):
-            raise unreadable("a message that ends too early")
-        taken, self.rest = self.rest[:num_bytes], self.rest[num_bytes:]
-        return taken
-
-    def number(self, size: int, most: int, least: int = 0) -> int:
-        """Consume a big-endian unsigned integer of ``size`` bytes within bounds."""
-        value = int.from_bytes(self.view(size), "big")
-        if not least <= value <= most:
-            raise unreadable(f"{value} out of range")
-        return value
-
-    def count(self, size: int, most: int) -> int:
-        """Consume the number of parts that follow, each of ``size`` bytes; never more than there are bytes for."""
-        parts = self.number(4, most)
-        if parts * size > len(self.rest):
-            raise unreadable("fewer parts than announced")
-        return parts
-
-    def by_member(self, size: int) -> dict[int, bytes]:
-        """Consume byte strings of one size, each with the member that it belongs to; none may come twice."""
-        parts = self.count(4 + size, MAX_CLIENTS)
-        found = {self.number(4, MAX_CLIENTS): self.take(size) for _ in range(parts)}
-        if len(found) < parts:
-            raise unreadable("two parts for one member")
-        return found
-
-    def members(self) -> tuple[frozenset[int], int]:
-        """Consume a set of cohort members, written by :func:`pack_members`, and the size of the cohort."""
-        cohort_size = self.number(4, MAX_CLIENTS, 1)
-        bits = "".join(f"{byte:08b}" for byte in self.view((cohort_size + 7) // 8))
-        if "1" in bits[cohort_size:]:
-            raise unreadable("members beyond the cohort")
-        return frozenset(member for member, bit in enumerate(bits) if bit == "1"), cohort_size
-
-    def end(self) -> None:
-        """Refuse bytes beyond the end of the message."""
-        if len(self.rest):
-            raise unreadable("more than a message has")
-
-
-def unreadable(given: str) -> InvalidMessage:
-    """The error for a message that cannot be parsed."""
-    return InvalidMessage(given, "a message of secure aggregation", "Both sides must run the same fairfold.")
-
-
-def pack_members(members: Set[int], cohort_size: int) -> bytes:
-    """A set of cohort members as a bit mask, preceded by the size of the cohort."""
-    bits = bytearray((cohort_size + 7) // 8)
-    for member in members:
-        bits[member // 8] |= 128 >> member % 8
-    return struct.pack(">I", cohort_size) + bits
-
-
-def pack_by_member(parts: dict[int, bytes]) -> bytes:
-    """Byte strings of one size, each preceded by its member; read by :meth:`Reader.by_member`."""
-    return struct.pack(">I", len(parts)) + b"".join(struct.pack(">I", member) + part for member, part in parts.items())
 
 
 class Message:
@@ -117,6 +45,20 @@ class Message:
         return MAGIC + bytes([VERSION, self.KIND]) + session + self.body()
 
 
+class LogHead(NamedTuple):
+    """How far a server's log of enrolled keys goes: its number of lines, and the hash of the last."""
+
+    lines: int = 0
+    hash: str = "0" * 64  # SHA-256 in hexadecimal digits
+
+    def after(self, line: bytes) -> "LogHead":
+        """The head with one more line."""
+        return LogHead(self.lines + 1, hashlib.sha256(line).hexdigest())
+
+
+NO_LOG = LogHead()
+
+
 @dataclass(frozen=True)
 class Session(Message, kind=1):
     """Invitation to one secure sum: what is summed, under which conditions."""
@@ -129,6 +71,7 @@ class Session(Message, kind=1):
     staying: int = 0  # percentage of a segment's owners that must stay, or its sum is not unmasked
     sigma: float = 0.0  # of the clients' joint noise, over the norm of one user's part; 0 without noise
     turn: int = 0  # rises with every sum of a run and purpose; a round whose sum was lost is repeated in a later turn
+    log: LogHead = NO_LOG  # of enrolled keys, as all devices of the sum are shown it; none where there is no log
 
     @property
     def digest(self) -> bytes:
@@ -141,7 +84,8 @@ class Session(Message, kind=1):
         numbers = (self.run, self.round, self.turn, self.min_cohort, self.staying, self.sigma, len(purpose))
         parts = [struct.pack(">QQQIBdB", *numbers), purpose]
         parts += [struct.pack(f">I{len(lengths)}Q", len(lengths), *lengths), struct.pack(">I", len(sizes))]
-        return b"".join(parts + [struct.pack(f">I{len(owned)}H", len(owned), *owned) for owned in sizes])
+        parts += [struct.pack(f">I{len(owned)}H", len(owned), *owned) for owned in sizes]
+        return b"".join([*parts, struct.pack(">I", self.log.lines), bytes.fromhex(self.log.hash)])
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -163,7 +107,10 @@ class Session(Message, kind=1):
         layout = SegmentLayout(lengths, sizes)
         if (error := layout.error()) is not None:
             raise unreadable(error)
-        return cls(run, number, purpose, min_cohort, layout, staying, sigma, turn)
+        log = LogHead(reader.number(4, 2**32 - 1), reader.take(DIGEST).hex())
+        if not log.lines and log != NO_LOG:
+            raise unreadable("the hash of no line")
+        return cls(run, number, purpose, min_cohort, layout, staying, sigma, turn, log)
 
 
 @dataclass(frozen=True)
@@ -336,8 +283,10 @@ class Revealed(Message, kind=10):
 def parse_message(kind: type[Kind], data: bytes | memoryview, session: bytes | None) -> Kind:
     """Parse a message of one kind that belongs to a session; None accepts any session, for an invitation."""
     reader = Reader(data)
-    if reader.take(len(MAGIC)) != MAGIC or reader.number(1, 255) != VERSION:
-        raise unreadable("no message of this version")
+    if reader.take(len(MAGIC)) != MAGIC:
+        raise unreadable("no message of secure aggregation")
+    if (version := reader.number(1, 255)) != VERSION:
+        raise unreadable(f"a message of version {version} where this is version {VERSION}")
     if reader.number(1, 255) != kind.KIND:
         raise unreadable(f"another message than {kind.__name__}")
     digest = reader.take(DIGEST)

@@ -31,13 +31,22 @@ class SecureServer:
     """One session, with the size that each invited client could have by its name; others are refused.
 
     ``room`` is how many owners a segment should have beyond the minimum, so that some may leave; or their size steps
-    down. None if clients must keep their sizes: those of a thin size are left out.
+    down. None if clients must keep their sizes: those of a thin size are left out. ``enrolled`` has the keys of those
+    that are in the session's log, by name: all others would have the cohort refused.
     """
 
-    def __init__(self, session: Session, wanted: Mapping[int, int], *, room: int | None = 0) -> None:
+    def __init__(
+        self,
+        session: Session,
+        wanted: Mapping[int, int],
+        *,
+        room: int | None = 0,
+        enrolled: Mapping[int, bytes] | None = None,
+    ) -> None:
         self.session = session
         self.wanted = dict(wanted)
         self.room = room
+        self.enrolled = enrolled
         self.session_digest = session.digest
         self.phase, self.trust = Phase.KEYS, Trust()
         self.adverts: dict[int, Advert] = {}
@@ -77,6 +86,8 @@ class SecureServer:
     def _add_advert(self, name: int, advert: Advert) -> None:
         if name not in self.wanted or advert.name != name or name in self.adverts:
             raise _wrong("keys of a client that was not asked, or has given them", "each once")
+        if self.enrolled is not None and self.enrolled.get(name) != advert.enrolled:
+            raise _wrong("another key than it has in the roster", "the key that it enrolled")
         self.trust.check_signature(self.session_digest, advert)
         for other, what in product(self.adverts.values(), Advert.UNIQUE):
             if getattr(advert, what) == getattr(other, what):
