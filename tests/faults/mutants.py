@@ -136,7 +136,7 @@ def draw(count: int, seed: int, only: str) -> list[Mutant]:
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
-class _Switches(ast.NodeTransformer):
+class _Switches:
     """Puts a switch at each drawn place of a module: the other code where it is on, else its own."""
 
     def __init__(self, text: bytes, tree: ast.AST, numbers: dict[tuple[int, int, str, str], int]) -> None:
@@ -146,10 +146,15 @@ class _Switches(ast.NodeTransformer):
             if (key := (*_where(lines, place), other)) in numbers:
                 self.at.setdefault(id(place), {})[numbers[key]] = other
 
-    def visit(self, node: ast.AST) -> ast.AST:
-        """A node with the switches of what is inside it, and its own around them."""
-        drawn = self.at.get(id(node), {})
-        switched: ast.AST = self.generic_visit(node)
+    def put(self, node: Any) -> Any:
+        """A node with the switches of what is inside it, and its own around them; else the value as it is."""
+        if isinstance(node, list):
+            return [self.put(one) for one in node]
+        if not isinstance(node, ast.AST):
+            return node
+        drawn, switched = self.at.get(id(node), {}), node
+        for name, inner in ast.iter_fields(node):
+            setattr(node, name, self.put(inner))
         for number, other in drawn.items():
             on = ast.parse(f"{SWITCH}({number})", mode="eval").body
             if isinstance(switched, ast.expr):
@@ -167,8 +172,8 @@ def switched(path: str, mutants: dict[int, Mutant]) -> ast.Module:
     text = (SOURCE / path).read_bytes()
     tree = ast.parse(text)
     numbers = {(one.line, one.column, one.before, one.text): number for number, one in mutants.items()}
-    changed = _Switches(text, tree, numbers).visit(tree)
-    return ast.fix_missing_locations(changed)  # type: ignore[return-value]
+    _Switches(text, tree, numbers).put(tree)
+    return ast.fix_missing_locations(tree)
 
 
 def report(mutants: Sequence[Mutant], states: dict[str, str]) -> str:

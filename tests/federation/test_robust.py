@@ -17,7 +17,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ROBUST, RobustRule, make_aggregate
 from fairfold.federation.robust import _RULES, COMPARED, BoundedAggregate, combine
 from fairfold.federation.updates import ClientTask, Update
-from fairfold.subspace.projection import whole
+from fairfold.subspace.projection import Projection, whole
 from tests.flower.test_failed_steps import NODES, arrays_of, fleet
 from tests.support.federations import tiny_data
 from tests.support.nodes import assert_same, in_process, simulated
@@ -150,7 +150,7 @@ def test_a_device_alone_of_its_size_is_compared_with_all_others() -> None:
 
 def test_each_vector_of_an_update_has_a_bound_of_its_own() -> None:
     """Before, a small one could be as large as all together: the sum of u uᵀ of the recipe ``fair``, turned round."""
-    shapes = {"rows": whole((8, 1)), "gram": whole((4, 1))}
+    shapes: dict[str, Projection] = {"rows": whole((8, 1)), "gram": whole((4, 1))}
     task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8), "gram": torch.zeros(4)})
     aggregate = make_aggregate(Settings(algorithm={"kind": "closed_form"}), bounded=True)
     for _ in range(4):

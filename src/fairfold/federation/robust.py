@@ -27,7 +27,7 @@ COMPARED = 16  # updates of a size that are kept until they can be compared with
 FEWEST = 3  # updates of a size that can be compared with one another
 
 
-class _Compared(NamedTuple):
+class Compared(NamedTuple):
     """An update that waits for others to be compared with, and the most users that it may be of."""
 
     task: ClientTask
@@ -43,15 +43,15 @@ class RobustAggregate(Aggregate):
 
     def __init__(self, settings: "Settings", rule: RobustRule) -> None:
         super().__init__()
-        self.rule, self._bounds = rule, _Bounds(settings)
-        self.kept: dict[tuple[int, int], list[_Compared]] = {}
+        self.rule, self._bounds = rule, Bounds(settings)
+        self.kept: dict[tuple[int, int], list[Compared]] = {}
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False, users: int = 1) -> None:
         """Keep an update until all are combined; one without weight has no part in a mean, whatever its numbers."""
         if alone:
             super().add(task, update, alone=True)
         elif update.weight:
-            one = _Compared(task, update.dense(), users)
+            one = Compared(task, update.dense(), users)
             self._bounds.see(one)
             self.kept.setdefault((task.size, task.round_number), []).append(one)
 
@@ -85,8 +85,8 @@ class BoundedAggregate(Aggregate):
 
     def __init__(self, settings: "Settings") -> None:
         super().__init__()
-        self._bounds = _Bounds(settings)
-        self._waiting: dict[int, list[_Compared]] = {}
+        self._bounds = Bounds(settings)
+        self._waiting: dict[int, list[Compared]] = {}
 
     def add(self, task: ClientTask, update: Update, *, alone: bool = False, users: int = 1) -> None:
         """Add an update, bounded; the first ones wait until there are enough to compare.
@@ -98,7 +98,7 @@ class BoundedAggregate(Aggregate):
         if alone:
             super().add(task, update, alone=True)
             return
-        one = _Compared(task, update, users)
+        one = Compared(task, update, users)
         waiting = self._waiting.setdefault(task.size, [])
         if self._bounds.see(one) <= COMPARED:
             waiting.append(one)
@@ -122,7 +122,7 @@ class BoundedAggregate(Aggregate):
         return super().parts()
 
 
-class _Bounds:
+class Bounds:
     """The norms and weights of updates that have come, which bound those of each."""
 
     def __init__(self, settings: "Settings") -> None:
@@ -133,20 +133,21 @@ class _Bounds:
         self.norms: dict[int, list[dict[str, float]]] = {}  # by size, of each vector of an update's change
         self.weights = list[float]()  # of a user
 
-    def see(self, one: _Compared) -> int:
+    def see(self, one: Compared) -> int:
         """Note an update; how many of its size have come."""
         norms = self.norms.setdefault(one.task.size, [])
         norms.append({name: float(change.norm()) for name, change in self._changes(one).items()})
         self.weights.append(one.update.weight / one.users)
         return len(norms)
 
-    def held(self, one: _Compared, times: float | None = None) -> Update:
+    def held(self, one: Compared, times: float | None = None) -> Update:
         """An update of vectors with at most a multiple of the median norm, and of the median weight of a user.
 
         A device chooses its size: of one that hardly anybody else has, the norms of all sizes are the measure.
         """
-        of_size, sums, weight = self.norms[one.task.size], dict(one.update.sums), one.update.weight
-        norms = of_size if len(of_size) >= FEWEST else [norm for of in self.norms.values() for norm in of]
+        sums, weight = dict(one.update.sums), one.update.weight
+        if len(norms := self.norms[one.task.size]) < FEWEST:
+            norms = [norm for of in self.norms.values() for norm in of]
         sent = one.task.vectors if self.algorithm.sends_weights else {}
         for name, change in self._changes(one).items():
             norm, middle = float(change.norm()), median(of[name] for of in norms if name in of)
@@ -157,7 +158,7 @@ class _Bounds:
             return Update({name: total * (most / weight) for name, total in sums.items()}, most)
         return Update(sums, weight)
 
-    def _changes(self, one: _Compared) -> Weights:
+    def _changes(self, one: Compared) -> Weights:
         sums, weight = one.update.dense().sums.items(), one.update.weight
         return {name: mean_change(self.algorithm, one.task, name, vector, weight) for name, vector in sums}
 

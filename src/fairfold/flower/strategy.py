@@ -273,10 +273,9 @@ class FairStrategy(Strategy):
         accepted: list[tuple[Node, TaskRequest]] = []
         for node, request, reply in usable_replies(self, replies, trained=True):
             assert reply.update is not None  # checked by usable_replies
-            users = self.users_of(node)
-            if self.step_failed:
-                kept.append(Contribution(node, request.task, reply.update, users))
-            aggregate.add(request.task, reply.update, alone=self.plan.method.per_client, users=users)
+            one = Contribution(node, request.task, reply.update, self.users_of(node))
+            kept += [one] * self.step_failed
+            aggregate.add(one.task, one.update, alone=self.plan.method.per_client, users=one.users)
             accepted.append((node, request))
             opened.used.append(node.node_id)
             opened.add_quality(node, reply.quality)
