@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 9
+#define FAIRFOLD_ABI 10
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -115,6 +115,30 @@ FAIRFOLD_API int fairfold_number(const int64_t *keys, int64_t count, int32_t *nu
 FAIRFOLD_API int fairfold_pair_sums(const int64_t *items, int64_t size, const int64_t *begins, const int64_t *ends,
                                     int64_t histories, int real, const void *weights, int64_t columns, void *total,
                                     int64_t room, int threads);
+/* The same as a list: the places in the triangle of all pairs that occur, ascending, and their sums. `places` and `values`
+ * have `room`, of which `found` are used. Without `places`, `found` is the room that is needed. */
+FAIRFOLD_API int fairfold_listed_pair_sums(const int64_t *items, int64_t size, const int64_t *begins,
+                                           const int64_t *ends, int64_t histories, int real, const void *weights,
+                                           int64_t columns, int64_t *places, void *values, int64_t room, int64_t *found);
+
+/* The symmetric matrix of such a list (`count` places, ascending), by rows: where each starts, its columns in order, in
+ * 4 or 8 bytes, and its numbers, of `number_real` bytes; and its diagonal. `columns` and `numbers` have `room`, twice
+ * `count` at least, of which `found` are used. */
+FAIRFOLD_API int fairfold_symmetric_rows(const int64_t *places, int real, const void *values, int64_t count,
+                                         int64_t rows, int64_t *starts, int64_t column_bytes, void *columns,
+                                         int number_real, void *numbers, int64_t room, double *diagonal,
+                                         int64_t *found);
+/* Of every row of such a matrix the `most` other columns c with the largest strengths s above 0, and these, the strongest
+ * first: s = value * roots[r] * roots[c] or, with `users`, s / (users[r] + users[c] - s). Where there are fewer, a row
+ * stands for itself, with 0. Columns ascend within a row. */
+FAIRFOLD_API int fairfold_strongest(const int64_t *starts, int64_t column_bytes, const void *columns, int real,
+                                    const void *values, int64_t count, int64_t rows, const void *roots,
+                                    const void *users, int64_t most, int64_t *found, void *strengths, int64_t room,
+                                    int threads);
+/* blocks[r, a, b] = the matrix at (members[r, a], members[r, b]), for a matrix given by rows. */
+FAIRFOLD_API int fairfold_member_blocks(const int64_t *starts, int64_t column_bytes, const void *columns, int real,
+                                        const void *values, int64_t count, int64_t rows, const int64_t *members,
+                                        int64_t width, void *blocks, int64_t room, int threads);
 
 /* A table of whole numbers in 2 to 8 bits: two bytes for every row, which are not read here; then the rows, each from a
  * byte of its own, from 1 - 2^(bits-1) on, counted from 0. `size` is that of `content` in bytes. */

@@ -12,7 +12,7 @@ export interface LogHead {
 export const NO_LOG = "0".repeat(64); // the hash before the first line
 export type FetchLog = (start: number) => Promise<Bytes>;
 
-// Part "log": what invitations have named of it.
+// Part "roster": what invitations have named of it.
 interface LogCopy extends LogHead {
   bytes: number;
   keys: Set<string>; // compressed points, in hexadecimal digits
@@ -22,7 +22,7 @@ const LINE = /^\{"key": "([0-9a-f]{98})", "node": "(0|[1-9a-f][0-9a-f]{0,15})", 
 
 // Fetch the lines that an invitation names beyond those that are known; refuse what contradicts them, or lacks this device.
 export async function follow(store: Store, named: LogHead, signer: string, own: Bytes, fetchLog: FetchLog): Promise<void> {
-  const known = (await store.get<LogCopy>("log")) ?? { lines: 0, hash: NO_LOG, bytes: 0, keys: new Set<string>() };
+  const known = (await store.get<LogCopy>("roster")) ?? { lines: 0, hash: NO_LOG, bytes: 0, keys: new Set<string>() };
   if (!named.lines) throw refuse("an invitation without the roster", "the roster of the server that this device enrolled with");
   if (named.lines < known.lines)
     throw refuse(`an invitation by a roster of ${named.lines} lines, after one of ${known.lines}`, "a log that only grows");
@@ -43,14 +43,14 @@ export async function follow(store: Store, named: LogHead, signer: string, own: 
     }
     if (known.lines < named.lines) throw refuse(`a roster of ${known.lines} lines where its invitation names ${named.lines}`, "the one it names");
     if (known.hash !== named.hash) throw refuse("another roster than its invitation names", "one log for all devices");
-    await store.put({ log: known }); // before it takes part
+    await store.put({ roster: known }); // before it takes part
   } else if (named.hash !== known.hash) throw refuse(`another roster of ${known.lines} lines than before`, "one log for all devices");
   if (!known.keys.has(hex(own))) throw refuse("a roster without this device's key", "all that have enrolled");
 }
 
 // Refuse a cohort with a member that is not in the log which its invitation named.
 export async function requireMembers(store: Store, named: LogHead, members: { name: string; enrolled: Bytes }[]): Promise<void> {
-  const log = await store.get<LogCopy>("log");
+  const log = await store.get<LogCopy>("roster");
   for (const { name, enrolled } of members)
     if (log?.hash !== named.hash || !log.keys.has(hex(enrolled)))
       throw refuse(`device ${name}, whose key is not in the server's roster of ${named.lines} lines`, "devices that have enrolled");

@@ -4,6 +4,8 @@ import csv
 import errno
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -159,3 +161,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "77"}])
+def test_threads_that_wait_sleep_unless_somebody_says_otherwise(given: dict[str, str]) -> None:
+    """As OpenMP says itself of what it found when torch loaded it."""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    program = "import sys; from fairfold.cli import app; sys.argv[1:] = ['doctor']; app()"
+    command = [sys.executable, "-c", program]
+    environment = others | {"OMP_DISPLAY_ENV": "VERBOSE"} | given
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    displayed = dict(line.strip().split(" = ") for line in done.stderr.splitlines() if " = '" in line)
+    if not displayed.keys() >= set(names):
+        pytest.skip("torch without GNU's OpenMP")
+    wanted = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | given
+    assert {name: displayed[name].strip("'") for name in given or wanted} == {
+        name: wanted[name] for name in given or wanted
+    }

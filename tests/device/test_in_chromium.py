@@ -250,5 +250,10 @@ def test_secure_sums_beside_a_python_device(tmp_path: Path, tab: Browser) -> Non
         assert tab.heap()["usedSize"] < SECURE_HEAP
         rounds = replies_by_round(fleet)
         assert set(rounds) == {3}
+        # Each keeps the log of enrolled keys, which is the server's, beside the log of what it did.
+        kept = "got.result.filter(one => one.hash).map(one => [one.lines, one.hash, one.keys.size])"
+        head = fleet.local.server.roster().head()
+        assert tab.value(READ % (".getAll()", kept)) == [[3, head.hash, 3]] * 2
+        assert head.lines == 3
         # From now on these devices give nothing in plain.
         assert tab.value(READ % (".getAll()", "got.result.includes('secure')"))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairfold.algorithms.cooccurrence.cooccurrence import (
     CoOccurrenceUpload,
-    columns_of,
     frobenius_norm,
     triangle_size,
     unpack_triangle,
@@ -31,6 +30,7 @@ from fairfold.flower.persistence import NetworkState
 from fairfold.flower.protocol import CAPACITY, STATISTICS
 from fairfold.flower.roster import Roster, make_signer
 from fairfold.flower.vectors import INDICES
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.privacy.secure.log import Enrolled
 from fairfold.typing import Weights
 from tests.flower.test_failed_steps import ITEMS as NUM_ITEMS

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError, InvalidVector
-from fairfold.kernels import reference
+from fairfold.kernels import reference, sparse_pairs
 from fairfold.kernels.native import calls, loader
+from fairfold.kernels.native import sparse_pairs as sparse_calls
 from fairfold.kernels.reference import PackedRows
 from fairfold.subspace import Subspace
 
@@ -20,6 +21,10 @@ DTYPES = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.
 Operation = Callable[..., Any]
 OPERATIONS: dict[Operation, Operation] = {
     calls.pair_sums: reference.pair_sums,
+    sparse_calls.listed_pair_sums: sparse_pairs.listed_pair_sums,
+    sparse_calls.symmetric_rows: sparse_pairs.symmetric_rows,
+    sparse_calls.member_blocks: sparse_pairs.member_blocks,
+    sparse_calls.strongest: sparse_pairs.strongest,
     calls.packed_products: reference.packed_products,
     calls.packed_sum: reference.packed_sum,
 }
@@ -59,7 +64,18 @@ def good_slots(operation: Operation) -> list[Any]:
 
 def good(operation: Operation) -> list[Any]:
     ids = torch.tensor([1, 4, 6])
-    if operation is calls.pair_sums:
+    if operation is sparse_calls.symmetric_rows:
+        return [torch.tensor([0, 1, 2, 4]), torch.ones(4), 4, torch.int64, torch.float32]
+    if operation is sparse_calls.member_blocks:
+        return [
+            torch.tensor([0, 2, 3]),
+            torch.tensor([0, 2, 1, 0, 2]),
+            torch.ones(5),
+            torch.tensor([[0, 1], [2, 1], [0, 2]]),
+        ]
+    if operation is sparse_calls.strongest:
+        return [*good(sparse_calls.member_blocks)[:3], torch.ones(3), None, 2]
+    if operation in (calls.pair_sums, sparse_calls.listed_pair_sums):
         return [torch.tensor([0, 2, 1, 3, 4]), torch.tensor([0, 2]), torch.tensor([2, 5]), torch.ones(2), 4]
     return [TABLE, ids, torch.ones(3, COLUMNS) if operation is calls.packed_products else torch.ones(3)]
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels import native, ops, reference
+from fairfold.kernels import native, ops, reference, sparse_pairs
 from fairfold.kernels.native import calls
+from fairfold.kernels.native import sparse_pairs as sparse_calls
 
 if not native.status().available:
     pytest.skip(native.status().reason, allow_module_level=True)
@@ -47,6 +48,79 @@ def test_pair_sums(given_histories: tuple[Tensor, Tensor, Tensor, Tensor], max_i
     whole = (dense * weights[:, None]).T @ dense
     place = torch.tril_indices(max_items, max_items)
     assert found.equal(whole[place[0], place[1]])  # to the bit: all are multiples of the unit
+
+
+def strongest_of(matrix: Tensor, roots: Tensor, users: Tensor | None, most: int) -> tuple[Tensor, Tensor]:
+    """Row by row, by Python's sorting."""
+    found, strengths = torch.arange(len(matrix))[:, None].repeat(1, most), matrix.new_zeros(len(matrix), most)
+    for row, numbers in enumerate(matrix):
+        strength = numbers * roots[row] * roots
+        if users is not None:
+            strength = strength / (users[row] + users - strength).clamp(min=1e-12)
+        others = [column for column in range(len(matrix)) if column != row and strength[column] > 0]
+        for place, column in enumerate(sorted(others, key=lambda one: -strength[one].item())[:most]):
+            found[row, place], strengths[row, place] = column, strength[column]
+    return found, strengths
+
+
+@generated
+@given(given_histories=histories(), max_items=st.integers(1, 45), kind=st.sampled_from([torch.int32, torch.int64]))
+def test_lists_of_pairs_and_their_matrix(
+    given_histories: tuple[Tensor, Tensor, Tensor, Tensor], max_items: int, kind: torch.dtype
+) -> None:
+    packed = reference.pair_sums(*given_histories, max_items)
+    listed = sparse_calls.listed_pair_sums(*given_histories, max_items)
+    places, sums = listed
+    assert sums.dtype == packed.dtype
+    assert bool((places.diff() > 0).all())
+    assert torch.zeros_like(packed).index_put_((places,), sums).equal(packed)
+    items, begins, ends, weights = given_histories
+    together = reference.pair_sums(items, begins, ends, torch.ones_like(weights), max_items)
+    assert places.equal(together.nonzero()[:, 0])  # also those whose sum is 0
+    matrix = torch.zeros(max_items, max_items, dtype=packed.dtype)
+    place = torch.tril_indices(max_items, max_items)
+    matrix[place[0], place[1]] = packed
+    matrix += matrix.tril(-1).T
+    members = torch.randint(0, max_items, (max_items, 3))
+    source = torch.Generator().manual_seed(max_items)
+    roots = torch.randint(1, 3, (max_items,), generator=source).to(packed.dtype)  # of which some strengths are equal
+    for body in (sparse_calls, sparse_pairs):
+        assert all(map(torch.equal, body.listed_pair_sums(*given_histories, max_items), listed))
+        starts, columns, numbers, diagonal = body.symmetric_rows(*listed, max_items, kind, packed.dtype)
+        assert columns.dtype == kind
+        rows = torch.searchsorted(starts, torch.arange(len(columns)), right=True) - 1
+        assert bool(((rows * max_items + columns).diff() > 0).all())
+        assert torch.zeros_like(matrix).index_put_((rows, columns.long()), numbers).equal(matrix)
+        assert diagonal.equal(matrix.diagonal().double())
+        for users in (None, 1 + torch.rand(max_items, dtype=packed.dtype, generator=source)):
+            strongest = body.strongest(starts, columns, numbers, roots, users, 4)
+            for one, wanted in zip(strongest, strongest_of(matrix, roots, users, 4), strict=True):
+                assert one.equal(wanted)
+        found = body.member_blocks(starts, columns, numbers, members)
+        assert found.equal(matrix[members[:, :, None], members[:, None, :]])
+
+
+def test_long_lists_are_cut_into_parts_that_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the specification, where little is held at a time; and by any number of threads in C."""
+    before, given_histories = torch.get_num_threads(), many()
+    wanted = sparse_pairs.listed_pair_sums(*given_histories, 390)
+    matrix = sparse_pairs.symmetric_rows(*wanted, 390, torch.int32, torch.float32)[:3]
+    members = torch.randint(0, 390, (390, 40), generator=torch.Generator().manual_seed(1))
+    blocks = sparse_pairs.member_blocks(*matrix, members)
+    strongest = sparse_pairs.strongest(*matrix, torch.ones(390), None, 9)
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            assert sparse_calls.member_blocks(*matrix, members).equal(blocks)
+            assert all(map(torch.equal, sparse_calls.strongest(*matrix, torch.ones(390), None, 9), strongest))
+    finally:
+        torch.set_num_threads(before)
+    for name in ("PAIRS_AT_ONCE", "LISTED_AT_ONCE", "MEMBERS_AT_ONCE", "PADDED_AT_ONCE"):
+        monkeypatch.setattr(sparse_pairs, name, 1_001)
+    assert all(map(torch.equal, sparse_pairs.listed_pair_sums(*given_histories, 390), wanted))
+    assert all(map(torch.equal, sparse_pairs.symmetric_rows(*wanted, 390, torch.int32, torch.float32), matrix))
+    assert sparse_pairs.member_blocks(*matrix, members).equal(blocks)
+    assert all(map(torch.equal, sparse_pairs.strongest(*matrix, torch.ones(390), None, 9), strongest))
 
 
 def many() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -7,6 +7,8 @@ row per chunk), so that folding commutes with matrices, and all of the server's 
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import compress
+from operator import not_
 from typing import Any, ClassVar
 
 import torch
@@ -42,13 +44,13 @@ class IncrementalAlgorithm(Algorithm, BatchedUpdates, RemembersUpdates, Settings
         for task, drawn in group_by_task(scheduled):
             client_ids = list(dict.fromkeys(drawn))  # sampled twice: nothing has changed the second time
             valid, update, local_state = self.batch_update(plan, task, clients, client_ids)
-            together = [client for client, good in zip(client_ids, valid.tolist(), strict=True) if good]
+            good = valid.tolist()
+            together = list(compress(client_ids, good))
             if together:
                 yield ClientUpdate(task, together, update, local_state)
-            for client in client_ids:
-                if client not in together:
-                    update, local_state = self.client_update(plan, task, clients.client(client, task.round_number))
-                    yield ClientUpdate(task, [client], update, local_state)
+            for client in compress(client_ids, map(not_, good)):
+                update, local_state = self.client_update(plan, task, clients.client(client, task.round_number))
+                yield ClientUpdate(task, [client], update, local_state)
 
     def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
         _, update, local_state = self.batch_update(plan, task, client.clients, [client.number], check=False)

@@ -57,6 +57,9 @@ class _Application(typer.Typer):
     """The commands, with interruptions and errors before any of them has begun handled as well."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # OpenMP reads it when torch is imported. Threads that spin while they wait for each other take their time from
+        # the one that they wait for, where another program runs: a run of seconds then takes minutes.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             return super().__call__(*args, **kwargs)
         except KeyboardInterrupt:

@@ -70,6 +70,7 @@ def run_round(
                 refused += [(client, problem or "no update") for client in computed.client_ids]
             else:
                 aggregator.add(computed, update)
+            del computed, update  # of a large catalogue a gigabyte
     ranks.mark_trained(cohort)
     aggregate = aggregator.aggregate(refused)
     for client, reason in ranks.all_gather(refused):

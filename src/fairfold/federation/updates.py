@@ -122,9 +122,13 @@ class SparseSum:
         """Merge what waits, a range of positions at a time: little is held beside what comes in and what goes out."""
         if not self._waiting:
             return
-        parts = [self._merged, *self._waiting]
+        parts = [part for part in (self._merged, *self._waiting) if len(part[0])]
+        if len(parts) < 2:  # in its own memory
+            self._merged = parts[0] if parts else self._merged
+            self._waiting, self._num_waiting = [], 0
+            return
         longest = max((places for places, _ in parts), key=len)
-        step = max(1, MERGED_AT_ONCE * len(longest) // sum(len(places) for places, _ in parts)) if len(longest) else 1
+        step = max(1, MERGED_AT_ONCE * len(longest) // sum(len(places) for places, _ in parts))
         bounds = [*longest[step::step].tolist(), self._size]
         listed = sum(len(places) for places, _ in parts)
         places, values = torch.empty(listed, dtype=torch.int64), torch.empty(listed, dtype=torch.float64)

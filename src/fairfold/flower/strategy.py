@@ -239,7 +239,7 @@ class FairStrategy(Strategy):
         records = {}
         for key, task in tasks_for(self.plan, cohort, replace(self.progress.state, round_number=number)):
             records[key], opened.requests[key] = pack_request(
-                TaskRequest(task, self.settings, self.num_items, **shared)
+                TaskRequest(task, self.plan.resolved_settings, self.num_items, **shared)
             )
         deadline = time.monotonic() + timeout
         for node in cohort:

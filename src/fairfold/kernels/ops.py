@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fairfold.kernels import gpu, hashing, reference, training
+from fairfold.kernels import gpu, hashing, reference, sparse_pairs, training
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import calls
+from fairfold.kernels.native import sparse_pairs as sparse_calls
 from fairfold.kernels.native.loader import NotSupported
 from fairfold.kernels.training import LookupBuffers, ModelForm
 
@@ -71,6 +72,10 @@ factorize = _dispatched(reference.factorize, calls.factorize)
 recover_positions = _dispatched(reference.recover_positions, calls.recover_positions)
 accumulate_positions = _dispatched(reference.accumulate_positions, calls.accumulate_positions)
 pair_sums = _dispatched(reference.pair_sums, calls.pair_sums)
+listed_pair_sums = _dispatched(sparse_pairs.listed_pair_sums, sparse_calls.listed_pair_sums)
+symmetric_rows = _dispatched(sparse_pairs.symmetric_rows, sparse_calls.symmetric_rows)
+strongest = _dispatched(sparse_pairs.strongest, sparse_calls.strongest)
+member_blocks = _dispatched(sparse_pairs.member_blocks, sparse_calls.member_blocks)
 packed_products = _dispatched(reference.packed_products, calls.packed_products)
 packed_sum = _dispatched(reference.packed_sum, calls.packed_sum)
 recover_lines = _dispatched(reference.recover_lines, None, "training")

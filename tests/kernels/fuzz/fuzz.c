@@ -221,6 +221,35 @@ static void fuzz_train(void) {
     free_places(client.users[0]), free_places(client.users[1]), free_places(client.dense);
 }
 
+/* The matrix of such a list, and blocks of it. */
+static void fuzz_matrix(int64_t *places, int real, const void *sums, int64_t count, int64_t rows) {
+    int64_t bytes = chance(2) ? 4 : 8, room = 2 * count, width = below(5), found = 0, blocks_room = rows * width * width;
+    int number_real = chance(2) ? 4 : 8;
+    if (chance(20)) places[below(count)] = hostile();
+    int64_t *starts = buffer(rows, 8), *members = buffer(rows * width, 8);
+    void *columns = buffer(room, (int)bytes), *numbers = buffer(room, number_real);
+    void *blocks = buffer(blocks_room, number_real);
+    double *diagonal = buffer(rows, 8);
+    for (int64_t k = 0; k < rows * width; k++) members[k] = chance(400) ? hostile() : below(rows);
+    if (fairfold_symmetric_rows(places, real, sums, count, rows, starts, chance(40) ? 5 : bytes, columns, number_real,
+                                numbers, chance(40) ? below(9) : room, diagonal, &found) == FAIRFOLD_OK) {
+        if (chance(20)) starts[below(rows)] = hostile();
+        if (chance(20) && bytes == 4) ((int32_t *)columns)[below(found)] = (int32_t)hostile();
+        if (chance(20) && bytes == 8) ((int64_t *)columns)[below(found)] = hostile();
+        double weights[64];
+        int64_t most = below(4), nearest[64 * 4];
+        double strengths[64 * 4];
+        for (int k = 0; k < 64; k++) weights[k] = 1;
+        fairfold_strongest(starts, bytes, columns, number_real, numbers, found, rows, weights,
+                           chance(2) ? weights : NULL, most, nearest, strengths, chance(40) ? hostile() : rows * most,
+                           1 + (int)below(6));
+        fairfold_member_blocks(starts, bytes, columns, number_real, numbers, found, rows, members,
+                               chance(40) ? hostile() : width, blocks, chance(40) ? hostile() : blocks_room,
+                               1 + (int)below(6));
+    }
+    free(starts), free(members), free(columns), free(numbers), free(blocks), free(diagonal);
+}
+
 static void fuzz_pairs(void) {
     int real = chance(2) ? 4 : 8;
     int64_t histories = below(12), columns = below(40), size = 0, *begins = buffer(histories, 8), *ends = buffer(histories, 8);
@@ -236,7 +265,14 @@ static void fuzz_pairs(void) {
     void *total = buffer(room, real), *weights = buffer(histories, real);
     fairfold_pair_sums(items, size, begins, ends, chance(40) ? -1 : histories, chance(40) ? 5 : real, weights,
                        given, chance(40) && room ? NULL : total, room, 1 + (int)below(6));
-    free(items), free(begins), free(ends), free(total), free(weights);
+    int64_t found = 0, listed = 0;
+    for (int64_t u = 0; u < histories; u++) listed += 210;
+    int64_t *places = buffer(listed, 8);
+    void *sums = buffer(listed, real);
+    if (fairfold_listed_pair_sums(items, size, begins, ends, chance(40) ? -1 : histories, real, weights, columns,
+                                  places, sums, chance(20) ? below(9) : listed, &found) == FAIRFOLD_OK && found)
+        fuzz_matrix(places, real, sums, found, columns);
+    free(items), free(begins), free(ends), free(total), free(weights), free(places), free(sums);
 }
 
 static void fuzz_packed(void) {

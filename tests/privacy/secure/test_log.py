@@ -194,6 +194,7 @@ def test_a_folder_keeps_the_log_between_messages(tmp_path: Path, shown: Shown) -
     server = SecureServer(session, dict.fromkeys(names, 0), enrolled={name: one.enrolled for name, one in own.items()})
     for name in names:
         server.receive(name, folder(name).begin(session.packed(session.digest)))
+    assert fetch.asked == [0, 0, 0], "each before its advert"
     for name, message in server.close().items():
         with folder(name).resume_round(message) as client:
             assert client.session.log == roster.head()

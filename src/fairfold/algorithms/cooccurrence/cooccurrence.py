@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart
+from fairfold.algorithms.cooccurrence.parts import MAX_PARTS, TrianglePart, numbers_at
 from fairfold.algorithms.cooccurrence.scorer import CoOccurrenceArchitecture
 from fairfold.config.fleet import DifferentialPrivacy, FleetSettings
 from fairfold.data import Interactions
@@ -32,12 +32,12 @@ from fairfold.federation.plan import Plan
 from fairfold.federation.updates import (
     MAX_DENSE,
     PublicStatistics,
-    SparseSum,
     nonzero_values,
     sparse_vector,
 )
 from fairfold.kernels import ops
-from fairfold.kernels.reference import PAIRS_AT_ONCE, listed_pairs, truncated_lengths
+from fairfold.kernels.reference import truncated_lengths
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.methods.truncated import TruncatedTensors
 from fairfold.subspace import Capacity, parse_scheme
 
@@ -64,13 +64,6 @@ def triangle_items(size: int) -> int:
     return (isqrt(8 * size + 1) - 1) // 2
 
 
-def columns_of(places: Tensor) -> Tensor:
-    """The larger item of each pair."""
-    columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
-    columns += (columns + 1) * (columns + 2) // 2 <= places  # where the root was rounded
-    return columns - (columns * (columns + 1) // 2 > places).long()
-
-
 def unpack_triangle(packed: Tensor) -> Tensor:
     """The symmetric matrix of a packed triangle."""
     items = triangle_items(len(packed))
@@ -90,16 +83,17 @@ def frobenius_norm(packed: Tensor, places: Tensor | None = None) -> float:
 
     ``places``: where a part has elements of the diagonal.
     """
+    packed = packed.coalesce() if packed.is_sparse else packed
     values = nonzero_values(packed)
     if places is not None:
         diagonal = values[places].double()
-    elif packed.is_sparse:
-        listed = packed.coalesce().indices()[0]
+    elif packed.is_sparse and len(values) < triangle_items(len(packed)):
+        listed = packed.indices()[0]
         columns = columns_of(listed)
         diagonal = values[listed == columns * (columns + 3) // 2].double()
     else:
         items = torch.arange(triangle_items(len(packed)))
-        diagonal = packed[torch.div(items * (items + 3), 2, rounding_mode="floor")].double()
+        diagonal = numbers_at(packed, torch.div(items * (items + 3), 2, rounding_mode="floor")).double()
     squares = 2 * float(torch.dot(values, values)) - float(diagonal.square().sum())
     return float(max(squares, 0.0) ** 0.5)
 
@@ -265,13 +259,8 @@ class CoOccurrenceUpload(NamedTuple):
         pairs = lengths * (lengths + 1) // 2
         if 2 * int(pairs.sum()) >= size and size <= MAX_DENSE:
             return self.dense(leading, dtype)
-        found, batches = SparseSum(size), pairs.cumsum(0) // PAIRS_AT_ONCE
-        for batch in torch.unique(batches):
-            mine = (batches == batch).nonzero().flatten()
-            listed = listed_pairs(self.items, self.begins[mine], lengths[mine], self.weights[mine].double())
-            found.add(torch.sparse_coo_tensor(listed[0][None], listed[1], (size,), check_invariants=True))
-        total = found.total()
-        return sparse_vector(total.indices()[0], total.values().to(dtype), size)
+        places, sums = ops.listed_pair_sums(self.items, self.begins, self.ends, self.weights.to(dtype), leading)
+        return sparse_vector(places, sums, size)
 
 
 def is_private(settings: Any) -> bool:

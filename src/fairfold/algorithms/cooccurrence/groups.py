@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.cooccurrence.cooccurrence import columns_of, triangle_items
+from fairfold.algorithms.cooccurrence.cooccurrence import triangle_items
 from fairfold.algorithms.cooccurrence.parts import add_parts, numbers_at
 from fairfold.config.fleet import FEWEST_GROUPS
 from fairfold.federation.robust import hostile_groups, winsorized_sum
 from fairfold.federation.updates import PLACES, add_vectors, sparse_vector, stored_vector, vector_in
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.subspace.projection import Projection
 from fairfold.typing import Weights
 

@@ -8,7 +8,6 @@ what stands there for the item itself; of a pair that two items are regressed on
 items × items is anywhere, and with as many related items as there are others it is the exact inverse.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isqrt
 from typing import Self
@@ -17,20 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fairfold.algorithms.cooccurrence.cooccurrence import columns_of
+from fairfold.kernels import ops
 
 RELATED = 64  # items that an item is regressed on, at most
 BLOCK_NUMBERS = 1 << 28  # of the blocks of all items, which are kept while settings are tuned
 SHRINKAGE = 16.0  # m over the mean diagonal: about what λ is
 COLUMNS_AT_ONCE = 128  # of a table that a sparse matrix is multiplied with: its rows then stay in the caches
-ROWS_AT_ONCE = 16  # rows of a sparse matrix that are spread out together
-MEMBERS_AT_ONCE = 1 << 15  # rows of blocks that are copied together
-PADDED_AT_ONCE = 1 << 22  # numbers of rows that are searched together
-LISTED_AT_ONCE = 1 << 21  # pairs of a sum that are put into rows together
-BLOCKS_AT_ONCE = 1 << 24  # numbers of blocks that are inverted together
+BLOCKS_AT_ONCE = 1 << 20  # numbers of blocks that are inverted together: few, which then stay in the caches
 
 Pairs = tuple[Tensor, Tensor, Tensor]  # the rarer item of each pair, the other one, and a value
-Strength = Callable[[Tensor, Tensor, Tensor], Tensor]  # of pairs, by items in a column, items and values
 
 
 @dataclass(frozen=True)
@@ -83,100 +77,24 @@ class SparseGram(SparseRows):
         places, values = packed.indices()[0], packed.values()
         known = int(torch.searchsorted(places, items * (items + 1) // 2))
         kind = torch.int32 if 2 * known < 2**31 else torch.int64
-        before, after = torch.zeros(2, items, dtype=torch.int64)  # numbers of every row, up to the diagonal and beyond
-        for later, earlier, _ in _listed_parts(places, values, known):
-            before += torch.bincount(later, minlength=items)
-            after += torch.bincount(earlier[earlier != later], minlength=items)
-        starts = (before + after).cumsum(0) - before - after
-        free = starts + before  # where the next number beyond the diagonal stands
-        columns = torch.empty(int(before.sum() + after.sum()), dtype=kind)
-        numbers = torch.empty(len(columns), dtype=dtype)
-        diagonal = torch.zeros(items, dtype=torch.float64)
-        first = before.cumsum(0) - before
-        for start, (later, earlier, here) in enumerate(_listed_parts(places, values, known)):
-            rank = torch.arange(len(later)) + start * LISTED_AT_ONCE - first[later]
-            columns[starts[later] + rank] = earlier.to(kind)
-            numbers[starts[later] + rank] = here.to(dtype)
-            own = later == earlier
-            diagonal[later[own]] = here[own].double()
-            mirrored, order = earlier[~own].sort(stable=True)
-            rows, sizes = torch.unique_consecutive(mirrored, return_counts=True)
-            rank = torch.arange(len(mirrored)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-            columns[free[mirrored] + rank] = later[~own][order].to(kind)
-            numbers[free[mirrored] + rank] = here[~own][order].to(dtype)
-            free[rows] += sizes
-        return cls(starts.to(kind), columns, numbers, diagonal)
+        rows = ops.symmetric_rows(places[:known], values[:known], items, kind, dtype)
+        return cls(rows[0].to(kind), *rows[1:])
 
     def most_similar(self, counts: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The items most similar to every item, [items, count], nearest first, and how similar: see ``similarity``."""
         users = counts.to(self.dtype).clamp(min=1)
         roots = (users / self.diagonal.to(users.dtype).clamp(min=1e-12)).sqrt()
-
-        def jaccard(rows: Tensor, columns: Tensor, values: Tensor) -> Tensor:
-            both = values * roots[rows] * roots[columns]
-            return both / (users[rows] + users[columns] - both).clamp(min=1e-12)
-
-        return self._strongest(count, jaccard)
+        return ops.strongest(self.starts, self.columns, self.values, roots, users, count)
 
     def most_related(self, count: int) -> Tensor:
         """The items most related to every item, [items, count]."""
         roots = (self.diagonal + SHRINKAGE * self.diagonal.mean()).rsqrt().to(self.dtype)
-        return self._strongest(count, lambda rows, columns, values: values * roots[rows] * roots[columns])[0]
-
-    def _strongest(self, count: int, strength: Strength) -> tuple[Tensor, Tensor]:
-        """The other items of every row with the largest strengths above 0, and these.
-
-        Where there are fewer, an item stands for itself, with 0.
-        """
-        size = len(self)
-        found, strengths = torch.arange(size)[:, None].repeat(1, count), self.values.new_zeros(size, count)
-        lengths, starts = self.lengths, self.starts.long()
-        order, at = lengths.argsort(descending=True), 0
-        while at < size:
-            width = max(1, int(lengths[order[at]]))
-            rows = order[at : at + max(1, PADDED_AT_ONCE // width)]
-            at += len(rows)
-            places = starts[rows, None] + torch.arange(width)
-            real = places < starts[rows, None] + lengths[rows, None]
-            places = torch.where(real, places, 0)
-            columns = self.columns[places].long()
-            given = strength(rows[:, None], columns, self.values[places])
-            best = torch.where(real & (columns != rows[:, None]), given, 0).topk(min(count, width), dim=1)
-            kept = slice(best.values.shape[1])
-            found[rows, kept] = torch.where(best.values > 0, columns.gather(1, best.indices), rows[:, None])
-            strengths[rows, kept] = best.values.clamp(min=0)
-        return found, strengths
+        return ops.strongest(self.starts, self.columns, self.values, roots, None, count)[0]
 
     def neighborhoods(self, related: Tensor) -> "Neighborhoods":
         """The matrix among each item and its related ones."""
-        size = len(self)
-        members = torch.cat([related, torch.arange(size)[:, None]], dim=1)
-        width = members.shape[1]
-        blocks = self.values.new_empty(size, width, width)
-        listed, order = members.view(-1).sort(stable=True)
-        first = torch.searchsorted(listed, torch.arange(size + 1))
-        spread = self.values.new_zeros(ROWS_AT_ONCE, size)
-        starts = torch.cat([self.starts.long(), torch.tensor([len(self.columns)])])
-        for start in range(0, size, ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, size)
-            here = slice(int(starts[start]), int(starts[stop]))
-            rows = torch.repeat_interleave(torch.arange(stop - start), starts[start : stop + 1].diff())
-            columns = self.columns[here].long()
-            spread[rows, columns] = self.values[here]
-            for wanted in torch.split(order[first[start] : first[stop]], MEMBERS_AT_ONCE):
-                item, place = torch.div(wanted, width, rounding_mode="floor"), wanted % width
-                row = members.view(-1)[wanted] - start
-                blocks[item, place] = spread.view(-1)[row[:, None] * size + members[item]]
-            spread[rows, columns] = 0
-        return Neighborhoods(members, blocks)
-
-
-def _listed_parts(places: Tensor, values: Tensor, known: int) -> Iterator[Pairs]:
-    """The later and the earlier item of the first pairs of a packed triangle, and their values, some at a time."""
-    for start in range(0, known, LISTED_AT_ONCE):
-        here = slice(start, min(start + LISTED_AT_ONCE, known))
-        later = columns_of(places[here])
-        yield later, places[here] - later * (later + 1) // 2, values[here]
+        members = torch.cat([related, torch.arange(len(self))[:, None]], dim=1)
+        return Neighborhoods(members, ops.member_blocks(self.starts, self.columns, self.values, members))
 
 
 def num_related(items: int) -> int:
@@ -202,11 +120,11 @@ class Neighborhoods:
             real = members != members[:, -1:]
             real[:, -1] = True
             scale = torch.where(real, weights[members], 0)
-            block = self.blocks[start : start + step] * scale[:, :, None] * scale[:, None, :]
+            block = (self.blocks[start : start + step] * scale[:, :, None]).mul_(scale[:, None, :])
             block.diagonal(dim1=1, dim2=2).add_(torch.where(real, ridge, 1.0))
             lower, failed = torch.linalg.cholesky_ex(block)
-            alone = block.diagonal(dim1=1, dim2=2).clamp(min=ridge).sqrt().diag_embed()
-            lower = torch.where(failed[:, None, None] > 0, alone, lower)
+            alone = failed.nonzero().flatten()
+            lower[alone] = block[alone].diagonal(dim1=1, dim2=2).clamp(min=ridge).sqrt().diag_embed()
             last = (1 / lower[:, -1, -1])[:, None, None] * torch.eye(width, dtype=block.dtype)[:, -1:]
             found[start : start + step] = torch.linalg.solve_triangular(lower.mT, last, upper=True)[:, :, 0]
         return found

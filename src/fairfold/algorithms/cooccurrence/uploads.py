@@ -27,7 +27,6 @@ from fairfold.algorithms.cooccurrence.cooccurrence import (
     UNIT,
     USERS,
     CoOccurrenceUpload,
-    columns_of,
     frobenius_norm,
     history_weights,
     is_private,
@@ -49,6 +48,7 @@ from fairfold.federation.algorithm import COUNTS, CombinesGroups, NumbersItems, 
 from fairfold.federation.bounds import BoundsContributions
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import MAX_DENSE, ClientTask, Update
+from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.privacy import gram
 from fairfold.subspace.projection import LeadingBlock
 from fairfold.typing import FLOAT_BYTES, Weights

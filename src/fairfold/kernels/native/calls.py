@@ -43,31 +43,32 @@ _pack_client = struct.Struct("PqP4P4P2PqPqqPPq").pack  # fairfold_client
 
 def _library_for_integers(*tensors: Tensor) -> Any:
     loaded = library()
-    _require_supported(loaded is not None)
-    _require_integers(*tensors)
+    require_supported(loaded is not None)
+    require_integers(*tensors)
     return loaded
 
 
-def _require_integers(*tensors: Tensor) -> None:
+def require_integers(*tensors: Tensor) -> None:
     """Raise unless these are plain int64 or int32 tensors on the CPU."""
-    _require_supported(*(type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
+    require_supported(*(type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
 
 
-def _contiguous_ids(*tensors: Tensor) -> list[Tensor]:
+def contiguous_ids(*tensors: Tensor) -> list[Tensor]:
     """Lists of ids as C reads them: contiguous, of 64 bits."""
-    _require_integers(*tensors)
-    _require_supported(*(tensor.dim() == 1 for tensor in tensors))
+    require_integers(*tensors)
+    require_supported(*(tensor.dim() == 1 for tensor in tensors))
     return [tensor.long().contiguous() for tensor in tensors]
 
 
-def _require_lengths(*tensors: Tensor) -> None:
+def require_lengths(*tensors: Tensor) -> None:
     """Refuse lists of different lengths: C takes one length for all."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if any(shape != shapes[0] for shape in shapes):
         raise InvalidVector(f"tensors of shapes {shapes}", "lists of one length", "Check their shapes.")
 
 
-def _require_supported(*conditions: bool) -> None:
+def require_supported(*conditions: bool) -> None:
+    """Raise ``NotSupported`` unless all of these hold."""
     if not all(conditions):
         raise NotSupported
 
@@ -116,7 +117,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
     """Add the signed values of a range of coordinates into their slots."""
     loaded = library_for(sums, values)
-    _require_supported(sums.is_contiguous(), counts is None or _are_counts(counts, sums.numel()))
+    require_supported(sums.is_contiguous(), counts is None or _are_counts(counts, sums.numel()))
     values = values.contiguous()
     loader.use_huge_pages(sums)
     source = pack_layout(layout), REAL_BYTES[sums.dtype], values, start, values.numel()
@@ -140,7 +141,7 @@ def reduce(layout: Layout, full: Tensor) -> Tensor:
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     """Count the coordinates of a range in each slot."""
     loaded = _library_for_integers(counts)
-    _require_supported(_are_counts(counts, counts.numel()))
+    require_supported(_are_counts(counts, counts.numel()))
     source = pack_layout(layout), start, stop - start
     call(loaded.fairfold_count_range, *source, counts, counts.numel(), threads(), layout=layout)
     mark_changed(counts)
@@ -154,7 +155,7 @@ def _are_counts(counts: Tensor, size: int) -> bool:
 def fold_groups(values: Tensor, repeats: int, chunk: int) -> Tensor:
     """The slots of a larger size, summed to those of a smaller."""
     loaded = _library_for_integers(values) if values.dtype is torch.int32 else library_for(values)
-    _require_supported(values.numel() % (repeats * chunk) == 0)
+    require_supported(values.numel() % (repeats * chunk) == 0)
     values = values.contiguous()
     out = torch.empty(values.numel() // repeats, dtype=values.dtype)
     sizes = values.numel(), repeats, chunk
@@ -165,7 +166,7 @@ def fold_groups(values: Tensor, repeats: int, chunk: int) -> Tensor:
 def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None:
     """The slots of a smaller size, repeated to those of a larger."""
     loaded = library_for(values, out)
-    _require_supported(out.is_contiguous())
+    require_supported(out.is_contiguous())
     values = values.contiguous()
     source, add = (REAL_BYTES[values.dtype], values, values.numel()), 0
     call(loaded.fairfold_unfold_groups, *source, repeats, chunk, out, out.numel(), add, threads())
@@ -176,7 +177,7 @@ def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
     """The values of chosen rows of a table, recovered from its compact vector."""
     loaded = library_for(compact)
-    _require_integers(rows)
+    require_integers(rows)
     compact, rows = compact.contiguous(), rows.contiguous()
     loader.use_huge_pages(compact)
     out = compact.new_empty(rows.numel(), row_size)  # sizes one by one: torch reads a tuple of them half as fast
@@ -187,8 +188,8 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
 def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> None:
     """Add the signed values of chosen rows, times ``scale``, into their slots."""
     loaded = library_for(sums, values)
-    _require_integers(rows)
-    _require_supported(sums.is_contiguous())
+    require_integers(rows)
+    require_supported(sums.is_contiguous())
     values, rows, row_size = _contiguous_batch(values, rows)
     loader.use_huge_pages(sums)
     code = loaded.fairfold_accumulate_rows(pack_move(layout, sums, rows, row_size, values), scale)
@@ -199,7 +200,7 @@ def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, 
 def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The touched slots of a batch of rows, and their sums."""
     loaded = library_for(values)
-    _require_integers(rows)
+    require_integers(rows)
     values, rows, row_size = _contiguous_batch(values, rows)
     slots, sums = (torch.empty(values.numel(), dtype=dtype) for dtype in (torch.int64, values.dtype))
     count = ctypes.c_int64()
@@ -232,7 +233,7 @@ def _are_positions(positions: Tensor, signs: Tensor) -> bool:
 def recover_positions(source: Tensor, positions: Tensor, signs: Tensor) -> Tensor:
     """Signed values at positions of a vector."""
     loaded = library_for(source)
-    _require_supported(_are_positions(positions, signs))
+    require_supported(_are_positions(positions, signs))
     source, positions, signs = source.contiguous(), positions.contiguous(), signs.contiguous()
     out = torch.empty(positions.shape, dtype=source.dtype)
     vector = REAL_BYTES[source.dtype], source, source.numel()
@@ -243,7 +244,7 @@ def recover_positions(source: Tensor, positions: Tensor, signs: Tensor) -> Tenso
 def accumulate_positions(values: Tensor, positions: Tensor, signs: Tensor, sums: Tensor) -> None:
     """Add signed values at positions of a vector."""
     loaded = library_for(sums, values)
-    _require_supported(_are_positions(positions, signs), values.shape == positions.shape, sums.is_contiguous())
+    require_supported(_are_positions(positions, signs), values.shape == positions.shape, sums.is_contiguous())
     values, positions, signs = values.contiguous(), positions.contiguous(), signs.contiguous()
     signed = values, positions, signs, positions.numel()
     call(loaded.fairfold_accumulate_positions, REAL_BYTES[sums.dtype], *signed, sums, sums.numel())
@@ -266,7 +267,7 @@ def train_client(
     ``items`` ([rows, columns]) and ``users`` ([columns]) are those of the form's branches; ``dense`` has all tensors.
     """
     loaded = library_for(*(tensor for tensor in (values, prox_weights, samples.targets) if tensor is not None))
-    _require_supported(values.is_contiguous())
+    require_supported(values.is_contiguous())
     alive: list[Tensor] = []  # until the call is over
 
     def address(tensor: Tensor | None, dtype: torch.dtype) -> int:
@@ -301,31 +302,19 @@ def train_client(
 def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_items: int) -> Tensor:
     """The packed co-occurrence matrix of weighted histories."""
     loaded = library_for(weights)
-    items, begins, ends = _contiguous_ids(items, begins, ends)
+    items, begins, ends = contiguous_ids(items, begins, ends)
     weights = weights.contiguous()
-    _require_lengths(begins, ends, weights)
+    require_lengths(begins, ends, weights)
     total = torch.zeros(max_items * (max_items + 1) // 2, dtype=weights.dtype)
-    call(
-        loaded.fairfold_pair_sums,
-        items,
-        len(items),
-        begins,
-        ends,
-        len(weights),
-        REAL_BYTES[weights.dtype],
-        weights,
-        max_items,
-        total,
-        len(total),
-        threads(),
-    )
+    histories = items, len(items), begins, ends, len(weights), REAL_BYTES[weights.dtype], weights
+    call(loaded.fairfold_pair_sums, *histories, max_items, total, len(total), threads())
     return total
 
 
 def packed_products(table: PackedRows, ids: Tensor, vectors: Tensor) -> Tensor:
     """Products of vectors with chosen rows, [vectors, rows]."""
     loaded, packed = library_for(vectors), _packed_table(table, vectors)
-    (ids,), vectors = _contiguous_ids(ids), vectors.contiguous()
+    (ids,), vectors = contiguous_ids(ids), vectors.contiguous()
     if vectors.shape != (len(vectors), table.columns):
         raise InvalidVector(f"vectors of shape {tuple(vectors.shape)}", f"{table.columns} columns", "Check the shapes.")
     out = vectors.new_empty(len(vectors), len(ids))
@@ -336,8 +325,8 @@ def packed_products(table: PackedRows, ids: Tensor, vectors: Tensor) -> Tensor:
 def packed_sum(table: PackedRows, ids: Tensor, factors: Tensor) -> Tensor:
     """The sum of chosen rows, each times its factor."""
     loaded, packed = library_for(factors), _packed_table(table, factors)
-    (ids,), factors = _contiguous_ids(ids), factors.contiguous()
-    _require_lengths(ids, factors)
+    (ids,), factors = contiguous_ids(ids), factors.contiguous()
+    require_lengths(ids, factors)
     out = factors.new_zeros(table.columns)
     call(loaded.fairfold_packed_sum, packed, ids, len(ids), factors, out)
     return out
@@ -345,6 +334,6 @@ def packed_sum(table: PackedRows, ids: Tensor, factors: Tensor) -> Tensor:
 
 def _packed_table(table: PackedRows, operand: Tensor) -> bytes:
     content = table.content
-    _require_supported(operand.dtype is torch.float32, operand.dim() > 0, table.columns > 0)
-    _require_supported(type(content) is Tensor, content.is_cpu, content.dtype is torch.uint8, content.is_contiguous())
+    require_supported(operand.dtype is torch.float32, operand.dim() > 0, table.columns > 0)
+    require_supported(type(content) is Tensor, content.is_cpu, content.dtype is torch.uint8, content.is_contiguous())
     return _pack_table(table.content.data_ptr(), table.content.numel(), table.rows, table.columns, table.bits)

@@ -26,7 +26,7 @@ from fairfold.errors import InvalidVector
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.reference import bad_rows
 
-ABI = 9  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
+ABI = 10  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
 
 _NAME = "fairfold_native.so"
 _SWITCH = "FAIRFOLD_NATIVE"
@@ -49,6 +49,30 @@ _SIGNATURES: dict[str, list[type]] = {
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
     "pair_sums": [_pointer, _long, _pointer, _pointer, _long, _int, _pointer, _long, _pointer, _long, _int],
+    "listed_pair_sums": [
+        _pointer,
+        _long,
+        _pointer,
+        _pointer,
+        _long,
+        _int,
+        _pointer,
+        _long,
+        _pointer,
+        _pointer,
+        _long,
+        _pointer,
+    ],
+    "symmetric_rows": [
+        *(_pointer, _int, _pointer, _long, _long, _pointer, _long, _pointer, _int, _pointer, _long, _pointer, _pointer)
+    ],
+    "strongest": [
+        *(_pointer, _long, _pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _pointer, _pointer),
+        *(_long, _int),
+    ],
+    "member_blocks": [
+        *(_pointer, _long, _pointer, _int, _pointer, _long, _long, _pointer, _long, _pointer, _long, _int)
+    ],
     "packed_products": [_packed, _pointer, _long, _pointer, _long, _pointer, _int],
     "packed_sum": [_packed, _pointer, _long, _pointer, _pointer],
     "train": [_pointer, _int, _pointer],
