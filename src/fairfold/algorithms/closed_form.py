@@ -20,9 +20,9 @@ of that mean.
 **The ridge of items.** Of the ridges of users and items only the product λ² counts, and λ is where singular values are
 cut: it is to be above those of noise. Let a share p of the pairs of U users and I items be interactions, without any
 pattern. The best constant prediction is x = p/(w + (1 − w)p). Weighted residuals, 1 − x of an interaction and −w·x of
-any other pair, have mean 0 and variance p(1 − p)(w/(w + (1 − w)p))². The largest singular value of a matrix of such
-entries is near their deviation times √U + √I. So the ridge of items is a multiple of its square. All of it follows from
-the number of users and the items' counts, which the server has before the first round.
+any other pair, have mean 0 and variance p(w/(w + (1 − w)p))², but for a factor of 1 − p. The largest singular value of
+a matrix of such entries is near their deviation times √U + √I. So the ridge of items is a multiple of its square. All
+of it follows from the number of users and the items' counts, which the server has before the first round.
 
 **Few clients per round.** The least squares of one round's users alone would follow their noise and forget all others.
 So each round's statistics, the Gram matrix and the right sides b = change + H v, join a running mean, in round t with
@@ -35,7 +35,7 @@ where the last step ended, for momentum; with fewer the step is at once what mom
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -47,7 +47,16 @@ from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan
-from fairfold.federation.updates import Aggregate, ClientTask, ClientUpdate, ScheduledTask, State, Update, group_by_task
+from fairfold.federation.updates import (
+    Aggregate,
+    ClientTask,
+    ClientUpdate,
+    PublicStatistics,
+    ScheduledTask,
+    State,
+    Update,
+    group_by_task,
+)
 from fairfold.kernels import ops
 from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
@@ -81,7 +90,8 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
     Attributes:
         kind: Its name in settings.
         ridge: Ridge of the user's vector.
-        unobserved_weight: w, weight of an item that the user does not have, against 1 for one they have.
+        unobserved_weight: w, weight of an item that the user does not have, against 1 for one they have; ``"none"``:
+            the root of the density of the data (docs/concepts.md).
         local_lr: Learning rate on the client.
         server_optimizer: ``"newton"``: a step to the least-squares solution of all item rows, with ``server_lr`` 1
             (docs/concepts.md); or an optimizer along the mean change.
@@ -99,7 +109,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
 
     kind: Literal["closed_form"] = "closed_form"
     ridge: float = Field(1.0, ge=0)
-    unobserved_weight: float = Field(0.5, gt=0, le=1)
+    unobserved_weight: float | None = Field(0.5, gt=0, le=1)
     local_lr: float = Field(1.0, gt=0)
     server_optimizer: Literal["newton", "sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"  # type: ignore[assignment]
     server_momentum: float = Field(0.0, ge=0, lt=1)
@@ -109,19 +119,36 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         return mf_incompatibility(self.kind, settings)
 
     @property
+    def others(self) -> float:
+        """The weight w as a number: that of the settings, or what it became by the statistics."""
+        assert self.unobserved_weight is not None
+        return self.unobserved_weight
+
+    def following(self, settings: Any, public: PublicStatistics) -> Self:
+        if self.unobserved_weight is not None or POPULATION not in public.statistics:
+            return self
+        users, items, interactions = own_items(settings, public)
+        return self.model_copy(update={"unobserved_weight": min(interactions / (users * items), 1.0) ** 0.5 or 1.0})
+
+    @property
+    def asks_for_counts(self) -> bool:
+        """Whether users and those of each item are counted before the first round."""
+        return self.takes_newton_steps or self.unobserved_weight is None
+
+    @property
     def takes_newton_steps(self) -> bool:
         """Whether the server divides the mean change by each item's Hessian."""
         return self.aggregation == "delta" and self.server_optimizer == NEWTON
 
     def statistics(self, settings: Any) -> Mapping[str, Statistic]:
         found = super().statistics(settings)
-        if not self.takes_newton_steps:
+        if not self.asks_for_counts:
             return found
         return {**found, COUNTS: Statistic(per_item=True, steps=1), POPULATION: Statistic(False, 1, True)}
 
     def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
         found = super().client_statistics(settings, histories, items)
-        if not self.takes_newton_steps:
+        if not self.asks_for_counts:
             return found
         sums = found.sums | {COUNTS: count_of(histories, items)}
         if items.start == 0:
@@ -138,12 +165,10 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
 
     def row_ridge(self, plan: Plan) -> float:
         """Ridge of an item's row: a multiple of the squared norm of noise, over items that have rows of their own."""
-        counts, users = plan.public.statistics[COUNTS], num_users(plan)
-        own = counts[counts >= max(plan.method.min_support, 1)]
-        items = max(len(own), 1)
-        density = min(float(own.sum()) / (users * items), 1.0)
-        residual = self.unobserved_weight / (self.unobserved_weight + (1 - self.unobserved_weight) * density)
-        noise: float = density * (1 - density) * (residual * (users**0.5 + items**0.5)) ** 2
+        users, items, interactions = own_items(plan.settings, plan.public)
+        density = min(interactions / (users * items), 1.0)
+        residual = self.others / (self.others + (1 - self.others) * density)
+        noise: float = density * (residual * (users**0.5 + items**0.5)) ** 2
         return self.item_ridge * noise
 
     @torch.no_grad()
@@ -155,12 +180,12 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         change = mean_changes(state.full, aggregate)[name].view_as(rows) / self.local_lr
         outer = torch.stack([update.sums[GRAM].to(rows) for _, update in aggregate.parts() if update.weight]).sum(0)
         gram_matrix = outer.view(rows.shape[1], -1) / aggregate.weight
-        users = num_users(plan)
+        users = num_users(plan.public)
         shares = (plan.public.statistics[COUNTS] / users).clamp(max=1).to(rows)
         before = state.algorithm_state.get(NEWTON, {})
         share = self._participation(plan, aggregate)
         kept, rate = running_gram(before, gram_matrix, share)
-        step = newton_step(rows, change, kept[GRAM], shares, self.unobserved_weight, self.row_ridge(plan) / users)
+        step = newton_step(rows, change, kept[GRAM], shares, self.others, self.row_ridge(plan) / users)
         if share == 1 and self.server_momentum:
             kept[REACHED] = rows.add(step, alpha=self.server_lr).view(-1)
             last = before.get(REACHED, state.full[name])
@@ -176,7 +201,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         fleet, statistics = plan.settings.fleet, plan.public.statistics
         if fleet.clients_per_round is None and fleet.asynchronous.is_synchronous:
             return 1.0
-        users = num_users(plan)
+        users = num_users(plan.public)
         everybody = users * self.weight(float(statistics[COUNTS].sum()) / users)  # exact for equal weights and data's
         return min(aggregate.weight / everybody, 1.0) if everybody else 1.0
 
@@ -198,7 +223,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         compact = task.vectors[name]
         histories = [clients.train.of(client) for client in client_ids]
         rows, users = self._solve_users(compact, space, factors, histories)
-        own = 1 - self.unobserved_weight
+        own = 1 - self.others
         slopes = [(own * (of @ user) - 1)[:, None] * user for of, user in zip(rows, users, strict=True)]
         bounds = self._bounds(users, slopes, compact, factors)
         together = [place for place, bound in enumerate(bounds) if bound <= self.max_change]
@@ -233,7 +258,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         found = []
         for user, slope in zip(users, slopes, strict=True):
             most = float(user.abs().max()) if user.numel() else 0.0
-            everywhere = self.unobserved_weight * longest * most * most
+            everywhere = self.others * longest * most * most
             largest = self.local_lr * (everywhere + (float(slope.abs().max()) if slope.numel() else 0.0))
             found.append(max(largest, most * most) if self.takes_newton_steps else largest)
         return found
@@ -246,7 +271,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         moved = torch.cat([weight * slope for _, slope, weight in parts])[order]
         sums, counts = torch.zeros(space.size, dtype=compact.dtype), torch.zeros(space.size, dtype=torch.int32)
         for first, block in item_blocks(compact, space, factors):
-            slope = self.unobserved_weight * (block @ outer)
+            slope = self.others * (block @ outer)
             low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
             slope.index_add_(0, touched[low:high] - first, moved[low:high])
             ops.accumulate_range(space.layout, slope.view(-1), first * factors, sums, counts)
@@ -254,7 +279,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
 
     def solve(self, rows: Tensor, gram_matrix: Tensor) -> Tensor:
         """The user's vector from the rows of their own items and the Gram matrix of all items."""
-        weight = self.unobserved_weight
+        weight = self.others
         matrix = (1 - weight) * rows.T @ rows + weight * gram_matrix
         matrix.diagonal().add_(self.ridge)
         solution: Tensor = torch.linalg.solve(matrix, rows.sum(0))
@@ -285,9 +310,17 @@ def mf_incompatibility(kind: str, settings: Any) -> str | None:
     return None
 
 
-def num_users(plan: Plan) -> float:
+def num_users(public: PublicStatistics) -> float:
     """The number of users that the statistics are about."""
-    return max(float(plan.public.statistics[POPULATION][0]), 1.0)
+    return max(float(public.statistics[POPULATION][0]), 1.0)
+
+
+def own_items(settings: Any, public: PublicStatistics) -> tuple[float, int, float]:
+    """The number of users, of items that have rows of their own (any items if none has), and of their interactions."""
+    counts = public.statistics[COUNTS]
+    supported = counts >= max(settings.subspace.min_support, 1)
+    own = counts[supported if bool(supported.any()) else counts > 0]
+    return num_users(public), max(len(own), 1), float(own.sum())
 
 
 def subspace_of(projection: Any) -> Subspace:

@@ -81,6 +81,10 @@ class Algorithm(FrozenSettings):
         sums = {COUNTS: count_of(histories, items)} if settings.subspace.needs_counts else {}
         return Update(sums, float(histories.num_users))
 
+    def following(self, settings: "Settings", public: PublicStatistics) -> Self:
+        """The algorithm with the settings that follow from the statistics; itself where none do."""
+        return self
+
     def architecture(
         self,
         settings: "Settings",

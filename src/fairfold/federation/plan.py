@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,10 +71,15 @@ class Plan:
         architecture = settings.algorithm.architecture(settings, public, image_shape, held)
         return cls(settings, public, architecture, [Capacity.parse("1x")], assigned=[Assignment(held)])
 
-    @property
+    @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm of the settings."""
-        return self.settings.algorithm
+        """The algorithm of the settings, with what follows from the statistics."""
+        return self.settings.algorithm.following(self.settings, self.public)
+
+    @property
+    def resolved_settings(self) -> "Settings":
+        """The settings with what follows from the statistics, as clients and files for them have them."""
+        return self.settings.model_copy(update={"algorithm": self.algorithm})
 
     @property
     def method(self) -> Method:

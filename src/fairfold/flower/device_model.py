@@ -109,7 +109,7 @@ def push_models(strategy: FairStrategy, grid: Grid) -> None:
         capacity = plan.capacities[size]
         measured = reported_quality(plan, strategy.progress.history, capacity)
         reduced = reduce_model(capacity, plan, state)
-        tensors, metadata = device_file_contents(reduced, plan.settings, state, facts, measured)
+        tensors, metadata = device_file_contents(reduced, plan.resolved_settings, state, facts, measured)
         content = checked_tensor_bytes(tensors, metadata | {"run": f"{strategy.network_state.run:x}"})
         record = model_message(content, strategy.nodes.roster)
         passing = list(_row_blocks(plan, state, reduced.projections))

@@ -112,7 +112,7 @@ def reported_quality(plan: Plan, history: Sequence[RoundReport], capacity: Capac
 
 def write_device_model(run: LoadedRun, device: DeviceModel, path: Path, measured: Measured) -> int:
     """Write a device's model with all that is needed to use it, without local state; return the file's size."""
-    content = device_file_contents(device, run.settings, run.progress.state, run.facts, measured)
+    content = device_file_contents(device, run.plan.resolved_settings, run.progress.state, run.facts, measured)
     return int(write_checked_tensors(path, *content)["bytes"])
 
 

@@ -192,7 +192,7 @@ def _direction(plan: Plan, seen: Observation) -> Tensor | None:
         return unit
     along, expected = rows @ unit, table @ unit
     ratio = (along / expected)[expected.abs() > expected.abs().median() / 10].median()
-    square = -float(ratio) / (algorithm.local_lr * algorithm.unobserved_weight)
+    square = -float(ratio) / (algorithm.local_lr * algorithm.others)
     if square <= 0:
         return None
     beyond = along - ratio * expected
