@@ -112,15 +112,15 @@ class Precision:
 
 def spectrum(precision: Precision | LowRankPrecision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of S, falling, and their vectors as columns."""
+    roots, local = precision.roots, isinstance(precision, LocalPrecision)
+    if not count:
+        dtype = precision.pairs[2].dtype if isinstance(precision, LocalPrecision) else precision.matrix.dtype
+        return torch.empty(0, dtype=dtype), torch.empty(len(roots), 0, dtype=dtype)
     matrix: SymmetricMatrix
-    roots = precision.roots
-    local = isinstance(precision, LocalPrecision)
     if isinstance(precision, LocalPrecision):
         matrix, roots = precision.correlations, torch.ones_like(roots)
     else:
         matrix = precision.matrix
-    if not count:
-        return torch.empty(0, dtype=matrix.dtype), torch.empty(len(roots), 0, dtype=matrix.dtype)
     values, vectors = top_eigenpairs(matrix, roots, count)
     signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
     return values if local else 1 - 1 / values, vectors * signs
