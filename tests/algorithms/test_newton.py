@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import fairfold
-from fairfold.algorithms.closed_form import GRAM, POPULATION, newton_step
+from fairfold.algorithms.closed_form import POPULATION
+from fairfold.algorithms.newton import GRAM, newton_step
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
