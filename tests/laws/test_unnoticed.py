@@ -251,13 +251,13 @@ def test_what_a_node_says_reaches_its_owner(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_lines_of_a_servers_log_that_matter_are_shown(tmp_path: Path) -> None:
-    said: list[str] = []
+    shown: list[str] = []
     server: Any = SimpleNamespace(run=tmp_path, completed_rounds=list)
-    follower = RunFollower(server, said.append, lambda *_: None)
+    follower = RunFollower(server, shown.append, lambda *_: None)
     lines = [json.dumps({"message": "device 7 joins: 1x"}), "12:00 INFO fairfold device 8 left out: wrong size", "else"]
     (tmp_path / LOG).write_text("".join(f"{line}\n" for line in lines))
     follower.show_new()
-    assert said == ["device 7 joins: 1x", "device 8 left out: wrong size"]
+    assert shown == ["device 7 joins: 1x", "device 8 left out: wrong size"]
 
 
 def test_a_device_that_has_no_reply_says_so_in_flowers_words() -> None:
