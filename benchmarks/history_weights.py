@@ -52,16 +52,15 @@ def search(source: str, popularity_weights: list[float], neighbor_weights: list[
     items = min(MOST_ITEMS, cooccurrence.num_supported(counts, SUPPORT))
     judges = held.counts_by_user.nonzero().flatten()
     judges = judges[torch.randperm(len(judges), generator=torch.Generator().manual_seed(0))[:MOST_JUDGES]]
-    length = float(counts[:items].sum()) / users
     known = counts[:items].double().clamp(min=1)
     popular = float(
         evaluate_ranking(lambda asked: counts.float().expand(len(asked), -1), train, held, 20, users=judges).ndcg
     )
-    about = {"set": source, "users": users, "items": items, "length": length, "popularity": popular}
+    about = {"set": source, "users": users, "items": items, "popularity": popular}
     matrices = {exponent: gram(train, items, exponent) for exponent in EXPONENTS}
     nearest = solver.nearest_neighbors(next(iter(matrices.values())).clone(), counts[:items], 5).float()
     for exponent, ridge, beta in itertools.product(EXPONENTS, RIDGES, BETAS):
-        penalty = solver.scaled_ridge(ridge, length, exponent)
+        penalty = solver.scaled_ridge(ridge, exponent)
         precision = solver.Precision.of(matrices[exponent].clone(), counts[:items], beta, penalty)
         weights = precision.correlations().double() * (precision.scales * precision.roots)[:, None] / precision.roots
         for neighbor, shrink in itertools.product(neighbor_weights, popularity_weights):

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.closed_form import newton_step
+from fairfold.algorithms.newton import newton_step
 from fairfold.data import load
 from fairfold.data.partition import hold_out
 from fairfold.metrics.ranking import evaluate_ranking

@@ -41,8 +41,10 @@ def made_of(data: Dataset, columns: int) -> tuple[CoOccurrenceArchitecture, Weig
     train, mine = data.train, data.train.items < held.head
     lengths = torch.bincount(train.users[mine], minlength=train.num_users)
     ends = lengths.cumsum(0)
-    sums = ops.pair_sums(train.items[mine], ends - lengths, ends, history_weights(lengths), held.head)
-    made = SolverSettings(scaled_ridge(USUAL.ridge, held.length), columns, USUAL.beta, USUAL.neighbor_weight, held.head)
+    weights = history_weights(lengths, USUAL.history_exponent)
+    sums = ops.pair_sums(train.items[mine], ends - lengths, ends, weights, held.head)
+    ridge = scaled_ridge(USUAL.ridge, USUAL.history_exponent)
+    made = SolverSettings(ridge, columns, USUAL.beta, USUAL.neighbor_weight, held.head)
     return held, solve_model(unpack_triangle(sums.float()), train.counts_by_item[: held.head], made, held)
 
 

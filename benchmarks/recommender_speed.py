@@ -117,12 +117,13 @@ def beside_implicit(chosen: argparse.Namespace) -> None:
     shape = (train.num_users, train.num_items)
     matrix = sparse.csr_matrix((torch.ones(len(train)).numpy(), train.items.numpy(), train.offsets.numpy()), shape)
     ours, theirs = list[float](), list[float]()
-    for _ in range(chosen.repeats):
-        ours.append(modelled(train, train.num_items, chosen.factors, test))
+    for repeat in range(chosen.repeats):
+        last = repeat == chosen.repeats - 1
+        ours.append(modelled(train, train.num_items, chosen.factors, test if last else None))
         model = als.AlternatingLeastSquares(factors=32, num_threads=1)
         theirs.append(timed("implicit", partial(model.fit, matrix, show_progress=False))[1])
-        users, items = torch.from_numpy(model.user_factors), torch.from_numpy(model.item_factors)
-        say(f"implicit: NDCG@20 {evaluate_ranking(lambda of: users[of] @ items.T, train, test).ndcg:.4f}")  # noqa: B023
+    users, items = torch.from_numpy(model.user_factors), torch.from_numpy(model.item_factors)
+    say(f"implicit: NDCG@20 {evaluate_ranking(lambda of: users[of] @ items.T, train, test).ndcg:.4f}")
     for mine, other in zip(ours, theirs, strict=True):
         say(f"correlations {mine:.2f} s, implicit {other:.2f} s of processor time: {mine / other:.2f} times")
     if chosen.tuned:

@@ -5,8 +5,10 @@
 
 ``gradient``: local SGD on FAIR's subspaces by 40 devices, of which some are hostile, for every rule and attack.
 ``fair``: the recipe, whose users are solved exactly: rules delta and unbounded.
-``groups``: the default algorithm under masks in groups of devices, of which one sends numbers of its choice; without an
-attack its quality with all users of the data.
+``paper``: the recipe, with all devices in every round: rules paper and unbounded.
+With ``--masked 5`` all three are under masks, in five groups of devices.
+``groups``: the default algorithm under masks in groups of devices, of which some send numbers of their choice; without
+an attack its quality with all users of the data.
 ``promotion``: 100 devices of one user each, of which some push an item that three honest ones have.
 """
 
@@ -43,14 +45,24 @@ UNBOUNDED = "unbounded"  # the mean without the bound that a server sets by defa
 
 
 def gradient(
-    data: str, rules: list[str], hostile: list[int], rounds: int, devices: int, seed: int, recipe: str | None = None
+    data: str,
+    rules: list[str],
+    hostile: list[int],
+    rounds: int,
+    devices: int,
+    seed: int,
+    masked: int,
+    recipe: str | None,
 ) -> None:
     """Lines of local SGD, or of a recipe whose devices send changes of the model."""
     for rule in rules:
         share = {"algorithm.byzantine_share": 0.2} if rule in ("trimmed", "multi-krum") else {}
         changes = (GRADIENT | share) if recipe is None else FLEET
         changes = changes | {"data.name": data, "run.rounds": rounds, "run.evaluate_every": rounds, "run.seed": seed}
-        changes["algorithm.aggregation"] = "delta" if rule == UNBOUNDED else rule
+        usual = "paper" if recipe == "paper" else "delta"
+        changes["algorithm.aggregation"] = usual if rule == UNBOUNDED else rule
+        if masked:
+            changes |= {"privacy.level": "secure", "privacy.min_cohort": 2, "fleet.secure_groups": masked}
         settings = load_settings(None, changes, recipe)
         assert isinstance(settings.algorithm, CombinesRobustly)
         type(settings.algorithm).times_median = float("inf") if rule == UNBOUNDED else TIMES[settings.algorithm.kind]
@@ -59,9 +71,9 @@ def gradient(
             for attack in ATTACKS if number else ("",):
                 started = time.monotonic()
                 quality = quality_under_attack(settings, loaded, devices, number, attack)
-                _write(
-                    [recipe or "gradient", data, rule, devices, number, attack, f"{quality:.4f}", rounds, seed], started
-                )
+                words = f"{rule}, {masked} groups" if masked else rule
+                cells = [recipe or "gradient", data, words, devices, number, attack, f"{quality:.4f}"]
+                _write([*cells, rounds, seed], started)
 
 
 def hundred_users(train: Interactions, seed: int, users: int) -> Interactions:
@@ -91,8 +103,10 @@ def push(data: str, hostile: list[int], claims: list[int], targets: int, seed: i
             _write([*cells, targets, seed], started)
 
 
-def groups(data: str, numbers: list[int], targets: int, held: int, seed: int, changes: dict[str, Any]) -> None:
-    """Lines of promotion under masks, of items that some of 99 honest users have, and of the quality without attack."""
+def groups(
+    data: str, numbers: list[int], hostile: list[int], targets: int, held: int, seed: int, changes: dict[str, Any]
+) -> None:
+    """Lines of promotion under masks by some of 100 devices, and of the quality without attack."""
     masked = {"data.name": data, "privacy.level": "secure", "fleet.capacities": "1x", "run.baselines": False}
     masked |= {"fleet.clients_per_round": None, "run.evaluate_every": 1} | changes
     for number in numbers:
@@ -104,17 +118,19 @@ def groups(data: str, numbers: list[int], targets: int, held: int, seed: int, ch
         quality = simulate(settings, data=whole).history[-1].quality
         assert quality is not None
         _write(["groups", data, rule, whole.num_users, 0, "", f"{quality.server:.4f}", 1, seed], started)
-        if number > 1:
-            honest = hundred_users(whole.train, seed, 99)
+        for bad in hostile if number > 1 else []:
+            started = time.monotonic()
+            honest = hundred_users(whole.train, seed, 100 - max(bad, 1))
             counts = honest.counts_by_item
             having = ((counts >= held) & (counts <= 1.2 * held)).nonzero().flatten()
             source = torch.Generator().manual_seed(seed)
             chosen = having[torch.randperm(len(having), generator=source)[:targets]].tolist()
-            without = share_of_attack(settings, honest, chosen, NOTHING)
-            share, attack = promotion_in_groups(settings, honest, chosen)
-            for hostile, words, found in ((0, "", without), (1, attack.description(), share)):
-                cells = ["groups", data, f"{rule}, an item of {held} users", 100, hostile, words, f"{found:.4f}"]
-                _write([*cells, targets, seed], started)
+            share, attack = share_of_attack(settings, honest, chosen, NOTHING), NOTHING
+            if bad:
+                share, attack = promotion_in_groups(settings, honest, chosen, bad)
+            words = attack.description() if bad else ""
+            cells = ["groups", data, f"{rule}, an item of {held} users", 100, bad, words, f"{share:.4f}"]
+            _write([*cells, targets, seed], started)
 
 
 def _write(cells: list[Any], started: float) -> None:
@@ -125,7 +141,7 @@ def _write(cells: list[Any], started: float) -> None:
 def main() -> None:
     """Print the lines that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["gradient", "fair", "groups", "promotion"])
+    parser.add_argument("part", choices=["gradient", "fair", "paper", "groups", "promotion"])
     parser.add_argument("--data", default="ml-100k")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=f"of local SGD; also {UNBOUNDED}")
     parser.add_argument("--hostile", nargs="+", type=int, default=[0, 1])
@@ -139,16 +155,17 @@ def main() -> None:
         "--groups", nargs="+", type=int, default=[1, 5, 10], help="devices under masks, in so many groups"
     )
     parser.add_argument("--min-item-users", type=int, default=10, help="algorithm.min_item_users, of groups")
+    parser.add_argument("--masked", type=int, default=0, help="groups of devices under masks, of local SGD and recipes")
     parser.add_argument("--held", type=int, default=3, help="honest users who have a promoted item, of groups")
     parser.add_argument("--support", type=int, default=3, help="algorithm.support, of promotion")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.part == "groups":
         untuned = {"algorithm.tune": False, "run.rounds": 1, "algorithm.min_item_users": given.min_item_users}
-        groups(given.data, given.groups, given.targets, given.held, given.seed, untuned)
+        groups(given.data, given.groups, given.hostile, given.targets, given.held, given.seed, untuned)
     elif given.part != "promotion":
         recipe = None if given.part == "gradient" else given.part
-        gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed, recipe)
+        gradient(given.data, given.rules, given.hostile, given.rounds, given.devices, given.seed, given.masked, recipe)
     else:
         untuned = {"algorithm.tune": False, "run.rounds": 1, "algorithm.support": given.support}
         untuned["algorithm.history_exponent"] = given.exponent

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import fairfold
-from fairfold.algorithms.closed_form import GRAM, POPULATION, newton_step
+from fairfold.algorithms.closed_form import POPULATION
+from fairfold.algorithms.newton import GRAM, newton_step
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
@@ -90,15 +91,15 @@ def test_the_weight_of_other_items_is_the_root_of_the_density_or_the_number_give
         tiny_data(2, USERS),
         {"clients_per_round": None, "aggregation": "delta", "server_optimizer": optimizer},
     )
-    follows, state = make_federation(data, tiny_settings(algorithm="closed_form", unobserved_weight=None, **changes))
-    found = dense(follows)
-    weight = follows.plan.algorithm.others  # type: ignore[attr-defined]
+    derived, state = make_federation(data, tiny_settings(algorithm="closed_form", unobserved_weight=None, **changes))
+    found = dense(derived)
+    weight = derived.plan.algorithm.others  # type: ignore[attr-defined]
     assert weight == pytest.approx(float(found[:, found.sum(0) > 0].mean() ** 0.5))
     number, same = make_federation(data, tiny_settings(algorithm="closed_form", unobserved_weight=weight, **changes))
-    assert after_rounds(follows, state, 2).full[ITEMS].equal(after_rounds(number, same, 2).full[ITEMS])
-    sent, known = follows.plan.resolved_settings.plain(), number.plan.resolved_settings.plain()
+    assert after_rounds(derived, state, 2).full[ITEMS].equal(after_rounds(number, same, 2).full[ITEMS])
+    sent, known = derived.plan.resolved_settings.plain(), number.plan.resolved_settings.plain()
     assert sent == known  # what devices and exported models have
-    assert follows.plan.settings.plain()["algorithm"]["unobserved_weight"] is None  # a run is resumed as it was given
+    assert derived.plan.settings.plain()["algorithm"]["unobserved_weight"] is None  # a run is resumed as it was given
 
 
 def test_one_step_of_everybody_is_the_least_squares_solution() -> None:

@@ -134,7 +134,7 @@ def secure(algorithm: str, count: int, seed: int) -> Counter[str]:
             words[HEADER_LENGTH:] = signed.astype(numpy.int64).astype(numpy.uint32)[HEADER_LENGTH:]
             words[:HEADER_LENGTH:2] = source.choice([0, 1, 2, 100, 2**31], HEADER_LENGTH // 2)
         update = encoding.decode({segment: honest + words})[task.size].update
-        aggregate = make_aggregate(plan.algorithm, bounded=True)
+        aggregate = make_aggregate(plan.settings, bounded=True)
         aggregate.add(task, from_weighted_change(plan, task, update))
         try:
             assert finite(checked_server_update(plan, state.copy(), aggregate))

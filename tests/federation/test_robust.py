@@ -1,5 +1,6 @@
 """Robust rules against their definitions, and what a few hostile clients can do under each."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from fairfold.backends.batched import batched
 from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ROBUST, RobustRule, make_aggregate
-from fairfold.federation.robust import _RULES, BoundedAggregate, combine
+from fairfold.federation.robust import _RULES, COMPARED, BoundedAggregate, combine
 from fairfold.federation.updates import ClientTask, Update
-from fairfold.subspace.projection import whole
+from fairfold.subspace.projection import Projection, whole
 from tests.flower.test_failed_steps import NODES, arrays_of, fleet
 from tests.support.federations import tiny_data
 from tests.support.nodes import assert_same, in_process, simulated
@@ -79,8 +80,8 @@ def test_a_fifth_of_hostile_clients_moves_no_rule_further_than_the_others_spread
     assert numpy.linalg.norm(found) <= 2 * numpy.linalg.norm(changes[2:], axis=1).max()
 
 
-def bounded_sum(algorithm: Any, updates: list[Update], task: ClientTask) -> Update:
-    aggregate = make_aggregate(algorithm, bounded=True)
+def bounded_sum(settings: Settings, updates: list[Update], task: ClientTask) -> Update:
+    aggregate = make_aggregate(settings, bounded=True)
     assert isinstance(aggregate, BoundedAggregate)
     for update in updates:
         aggregate.add(task, update)
@@ -91,9 +92,13 @@ def bounded_sum(algorithm: Any, updates: list[Update], task: ClientTask) -> Upda
 
 @pytest.mark.parametrize("rule", ["delta", "paper"])
 @pytest.mark.parametrize("place", [0, 30])
-def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place: int) -> None:
-    """Honest changes stay as they are, to the digit, and a hostile one has at most five times the median norm."""
-    algorithm = Settings(algorithm={"kind": "gradient", "aggregation": rule}).algorithm
+@pytest.mark.parametrize(("groups", "times"), [(1, 5), (3, 2)])
+def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place: int, groups: int, times: int) -> None:
+    """Honest changes stay as they are, to the digit; a hostile one has five times the median norm, a group's two."""
+    chosen: dict[str, Any] = {"algorithm": {"kind": "gradient", "aggregation": rule}}
+    if groups > 1:
+        chosen |= {"privacy": {"level": "secure"}, "fleet": {"clients_per_round": None, "secure_groups": groups}}
+    settings = Settings(**chosen)
     source = torch.Generator().manual_seed(0)
     sent = torch.randn(8, generator=source)
     task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": sent})
@@ -104,14 +109,75 @@ def test_devices_without_a_rule_are_bounded_by_the_median_norm(rule: str, place:
         models = of + sent if rule == "paper" else of
         return [Update({"t": row * weight}, float(weight)) for row, weight in zip(models, weights, strict=True)]
 
-    honest = bounded_sum(algorithm, updates(changes), task)
+    honest = bounded_sum(settings, updates(changes), task)
     expected = sum(update.sums["t"] for update in updates(changes))
     torch.testing.assert_close(honest.sums["t"], expected)
+    others = expected - weights[place] * changes[place]
     changes[place] *= 1e4
-    poisoned = bounded_sum(algorithm, updates(changes), task)
-    norms = changes.norm(dim=1)
-    moved = (poisoned.sums["t"] - honest.sums["t"]).norm() / weights[place]
-    assert 0.1 * norms.median() < moved < 7 * norms.median()
+    kept = bounded_sum(settings, updates(changes), task).sums["t"] - others
+    norms = changes[: max(COMPARED, place) + 1].norm(dim=1)
+    assert kept.norm() / weights[place] == pytest.approx(times * statistics.median(norms.tolist()), rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["delta", "paper", *ROBUST])
+def test_numbers_without_a_weight_count_for_nothing(rule: str) -> None:
+    """Before, numbers just within ``max_change`` joined the sums of others without any bound on their norm."""
+    settings = Settings(algorithm={"kind": "gradient", "aggregation": rule})
+    task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": torch.ones(8)})
+    honest = [Update({"t": row}, 1.0) for row in torch.randn(5, 8, generator=torch.Generator().manual_seed(0))]
+    alone, joined = make_aggregate(settings, bounded=True), make_aggregate(settings, bounded=True)
+    for update in honest:
+        alone.add(task, update)
+    for update in [Update({"t": torch.full((8,), 9e3)}, 0.0), *honest]:
+        joined.add(task, update)
+    ((_, expected),), ((_, found),) = alone.parts(), joined.parts()
+    assert found.weight == expected.weight
+    assert found.sums["t"].equal(expected.sums["t"])
+
+
+def test_a_device_alone_of_its_size_is_compared_with_all_others() -> None:
+    """A device chooses its capacity: before, one of a size that nobody else had was compared with itself."""
+    source = torch.Generator().manual_seed(0)
+    common, rare = (ClientTask(0, size, {"t": whole((8, 1))}, {"t": torch.zeros(8)}) for size in (0, 1))
+    for rule in ("delta", *ROBUST):
+        aggregate = make_aggregate(Settings(algorithm={"kind": "gradient", "aggregation": rule}), bounded=True)
+        for row in torch.randn(9, 8, generator=source):
+            aggregate.add(common, Update({"t": row}, 1.0))
+        aggregate.add(rare, Update({"t": torch.full((8,), 9e3)}, 1.0))
+        found = {task.size: update.sums["t"].norm() for task, update in aggregate.parts()}
+        assert 0 < found[1] < 5 * 4, rule
+
+
+def test_each_vector_of_an_update_has_a_bound_of_its_own() -> None:
+    """Before, a small one could be as large as all together: the sum of u uᵀ of the recipe ``fair``, turned round."""
+    shapes: dict[str, Projection] = {"rows": whole((8, 1)), "gram": whole((4, 1))}
+    task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8), "gram": torch.zeros(4)})
+    aggregate = make_aggregate(Settings(algorithm={"kind": "closed_form"}), bounded=True)
+    for _ in range(4):
+        aggregate.add(task, Update({"rows": torch.ones(8), "gram": torch.full((4,), 0.01)}, 1.0))
+    aggregate.add(task, Update({"rows": torch.ones(8), "gram": torch.full((4,), -1.0)}, 1.0))
+    ((_, found),) = aggregate.parts()
+    torch.testing.assert_close(found.sums["gram"], torch.full((4,), 4 * 0.01 - 10 * 0.01))
+    torch.testing.assert_close(found.sums["rows"], torch.full((8,), 5.0))
+
+
+@pytest.mark.parametrize("rule", ["delta", "paper"])
+def test_a_users_weight_by_samples_is_bounded_by_the_median(rule: str) -> None:
+    """Nobody can check a number of samples: before, one device weighed as much as a user who has every item."""
+    settings = Settings(algorithm={"kind": "gradient", "aggregation": rule, "weighting": "data"})
+    task = ClientTask(0, 0, {"t": whole((8, 1))}, {"t": torch.ones(8)})
+    aggregate = make_aggregate(settings, bounded=True)
+    for weight, users in [(90.0, 1), (100.0, 1), (3_000.0, 30), (110.0, 1), (9e6, 2)]:
+        aggregate.add(task, Update({"t": torch.full((8,), weight)}, weight), users=users)
+    ((_, found),) = aggregate.parts()
+    assert found.weight == pytest.approx(90 + 100 + 3_000 + 110 + 2 * 5 * 100)
+    torch.testing.assert_close(found.sums["t"], torch.full((8,), found.weight))
+    equal = make_aggregate(settings.with_changes({"algorithm.weighting": "equal"}), bounded=True)
+    for weight, users in [(1.0, 50), (1.0, 50), (1.0, 50), (50.0, 50)]:
+        equal.add(task, Update({"t": torch.full((8,), weight)}, weight), users=users)
+    assert equal.weight == 53
+    ((_, found),) = equal.parts()
+    assert found.weight == 53
 
 
 @pytest.mark.parametrize("kind", ["trimmed", "multi-krum"])

@@ -1,6 +1,9 @@
 """Changes of single lines that no test had noticed: one test for each, by what the line is for."""
 
+import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars
@@ -8,9 +11,19 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, generate_private_key
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Message as FlowerMessage
+from flwr.proto.message_pb2 import Metadata as MessageMetadata
+from flwr.proto.message_pb2 import ObjectTree
 
 from fairfold.data import Interactions
+from fairfold.data.files import head
+from fairfold.data.formats import Options
+from fairfold.data.tables import UNRATED, _select_rated
+from fairfold.device.exchange import PulledMessage
+from fairfold.device.masked import DeviceEncoding
 from fairfold.errors import FairfoldError, InvalidState, RequestRefused
+from fairfold.estimator.fitting import _settings
 from fairfold.estimator.inputs import _series
 from fairfold.federation.algorithm import mean_change
 from fairfold.federation.federation import Federation
@@ -19,12 +32,19 @@ from fairfold.federation.round import run_round, sequential
 from fairfold.federation.scheduling import CLOCK
 from fairfold.federation.simulation import _never_drawn_notes
 from fairfold.federation.updates import Aggregate, ClientTask, Update
+from fairfold.flower.fleet.node_loop import _say
+from fairfold.flower.fleet.training import RunFollower
 from fairfold.methods.fair import _largest_on_chain
+from fairfold.metrics import rating
+from fairfold.metrics.ranking import _novelty
 from fairfold.metrics.rating import BiasedMF
-from fairfold.privacy.audit.reconstruction import UpdateReader, score_decoding
+from fairfold.nn.footprint import footprint
+from fairfold.privacy.audit.membership import _first_is_higher
+from fairfold.privacy.audit.reconstruction import UpdateReader, _from_products, score_decoding
 from fairfold.privacy.secure.keys import Identity, Trust, new_secret, public_of, read_enrolled
 from fairfold.privacy.secure.masking import Ring
 from fairfold.privacy.secure.messages import Advert
+from fairfold.runs.folder import LOG
 from fairfold.subspace import Capacity, Subspace
 from fairfold.subspace.projection import Hashed, whole
 from tests.support.audit import ITEMS, audited_settings, devices_of
@@ -165,3 +185,108 @@ def test_a_refused_update_is_logged_with_its_round_and_client(caplog: pytest.Log
     assert rejections.counts == {"NaN or infinity": len(cohort)}
     expected = {f"round 1: client {int(client)} left out: NaN or infinity" for client in cohort}
     assert {record.getMessage() for record in caplog.records} == expected
+
+
+def test_the_start_of_a_file_keeps_lines_that_end_in_both(tmp_path: Path) -> None:
+    path = tmp_path / "lines.csv"
+    path.write_bytes(b"user,item\r\n1,2\r\n")
+    assert head(path) == b"user,item\r\n1,2\r\n"
+    path.write_bytes(b"user,item\r1,2\r")
+    assert head(path) == b"user,item\n1,2\n"
+
+
+@pytest.mark.parametrize("given", [{"data": {"name": "mine"}}, {"data.name": "mine"}])
+def test_a_fit_keeps_the_name_of_its_data(given: dict[str, Any]) -> None:
+    nothing = dict.fromkeys(("capacities", "recipe", "method", "rounds", "seed"))
+    assert _settings(Path("other.csv"), None, **nothing, settings=given).data.name == "mine"
+    assert _settings(Path("other.csv"), None, **nothing, settings={}).data.name == "other.csv"
+
+
+def test_serving_takes_the_vector_and_the_rows_of_a_batch() -> None:
+    small, large = footprint(1_000, 16, 10, 20), footprint(1_000, 16, 30, 20)
+    temporary = 128 * 16 * 20
+    assert large.serving - small.serving == 4 * 16 * 20 + temporary
+    assert small.serving == 4 * 1_000 + 4 * 16 * 10 + 128 * 10 * 16
+
+
+def test_a_product_that_only_one_member_has_is_read() -> None:
+    vector = torch.zeros(20, dtype=torch.float64)
+    vector[[2, 3, 5, 7, 11, 13]] = 0.4
+    rows, columns = torch.tril_indices(20, 20)
+    (found,) = _from_products(torch.outer(vector, vector)[rows, columns], 0.01, 0.0)
+    assert found.tolist() == [2, 3, 5, 7, 11, 13]
+
+
+def test_room_for_noise_is_that_of_the_noisiest_sum() -> None:
+    steps, clients = {"a": 16, "b": 16}, 100
+    both = DeviceEncoding(steps, clients, {"a": 1.0, "b": 9.0}).max_value
+    assert both == DeviceEncoding(steps, clients, {"b": 9.0}).max_value
+    assert both < DeviceEncoding(steps, clients, {"a": 1.0}).max_value
+
+
+def test_early_stopping_names_the_epoch_of_the_smallest_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([3.0, 2.0, 1.0, *[2.0] * 1_000])
+    monkeypatch.setattr(rating, "evaluate_ratings", lambda *_: next(errors))
+    held = Interactions.from_pairs(torch.tensor([0]), torch.tensor([0]), 1, 1)
+    model: Any = SimpleNamespace(epoch=lambda: None)
+    assert rating._early_stopping(model, held) == (1.0, 3)
+
+
+def test_of_two_equal_scores_each_is_first_half_of_the_time() -> None:
+    assert [_first_is_higher(*pair) for pair in ((1, 2), (2, 2), (2, 1))] == [0.0, 0.5, 1.0]
+
+
+def test_nobody_is_asked_where_all_are_busy() -> None:
+    settings = tiny_settings(clients_per_round=2)
+    sampler = Federation.with_numbered_items(settings, tiny_data(1, 5)).sampler
+    assert sampler.cohort(0, busy=[0, 3]).tolist() == []
+    assert len(sampler.cohort(0, busy=[0])) == 1
+
+
+def test_what_a_node_says_reaches_its_owner(capsys: pytest.CaptureFixture[str]) -> None:
+    _say("connected \x1b[2J")
+    printed = capsys.readouterr().err
+    assert printed.startswith("connected ")
+    assert "\x1b" not in printed
+
+
+def test_the_lines_of_a_servers_log_that_matter_are_shown(tmp_path: Path) -> None:
+    shown: list[str] = []
+    server: Any = SimpleNamespace(run=tmp_path, completed_rounds=list)
+    follower = RunFollower(server, shown.append, lambda *_: None)
+    lines = [json.dumps({"message": "device 7 joins: 1x"}), "12:00 INFO fairfold device 8 left out: wrong size", "else"]
+    (tmp_path / LOG).write_text("".join(f"{line}\n" for line in lines))
+    follower.show_new()
+    assert shown == ["device 7 joins: 1x", "device 8 left out: wrong size"]
+
+
+def test_a_device_that_has_no_reply_says_so_in_flowers_words() -> None:
+    """The reason of a failure is in the field in which Flower looks for it."""
+    sent: dict[str, bytes] = {}
+
+    def call(name: str, body: bytes) -> bytes:
+        sent[name] = body
+        return b""
+
+    metadata = MessageMetadata(
+        run_id=1, message_id="m", src_node_id=1, dst_node_id=2, message_type="train", ttl=60.0, created_at=1.0
+    )
+    pulled = PullMessagesResponse(
+        messages_list=[FlowerMessage(metadata=metadata)], message_object_trees=[ObjectTree(object_id="m")]
+    )
+    PulledMessage(call, pulled.SerializeToString()).send("no such task", 0.5)
+    (message,) = PushMessagesRequest.FromString(sent["push-messages"]).messages_list
+    assert message.error.reason == "no such task"
+    assert not message.HasField("content")
+
+
+def test_novelty_is_the_mean_information_of_the_items_that_are_there() -> None:
+    shares = torch.tensor([0.5, 0.25, 0.125])
+    assert _novelty(torch.tensor([[0, 1], [2, -1]]), shares).tolist() == [1.5, 3.0]
+
+
+def test_rows_without_a_rating_are_counted_as_left_out() -> None:
+    frame = polars.DataFrame({"user": [1, 2], "item": [3, 4], "rating": [5.0, None]})
+    repairs = Counter[str]()
+    assert _select_rated(frame, Options(ratings=True), repairs).height == 1
+    assert repairs[UNRATED] == 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.methods.truncated import BudgetSplit, candidate_splits, fit_to_budget
-from fairfold.subspace.packed import QuantizedPairs, QuantizedRows, pair_bytes
+from fairfold.subspace.packed import QuantizedPairs, QuantizedRows, pair_bytes, row_bytes
 
 
 @given(
@@ -47,17 +47,46 @@ def test_the_default_split_has_columns_by_users_and_enough_rows() -> None:
         assert all(other is not None and other.rows >= 3_450 / 16 for other in others)
 
 
-def test_neighbors_are_the_default_where_they_leave_room_and_else_a_candidate() -> None:
+def test_neighbors_are_the_default_beside_rows_of_all_items_and_else_a_candidate() -> None:
     rows = 1_400
     third = pair_bytes(5 * rows, rows, directed=True)
     assert third < 10 * rows
-    for budget, near in ((3 * third, 5), (3 * third - 1, 0)):
+    for budget, near in ((4 * third, 5), (3 * third, 0), (3 * third - 1, 0)):
         first, *others = candidate_splits(budget, rows, 384, 943)
         assert first.neighbors == near
-        assert {other.neighbors for other in others} == {near, 1 - min(near, 1)}
+        assert {other.neighbors for other in others} >= {5 if budget >= 3 * third else 1}
+        for split in (first, *others):  # they take the room of no row, unless nothing but they differs from the default
+            cut = fit_to_budget(budget, rows, 384, split)
+            assert cut is not None
+            differs = split.columns not in (0, first.columns) and split.share == 1
+            assert cut.rows == rows or not (differs and split.neighbors)
     assert not any(shape.neighbors for shape in candidate_splits(10**6, rows, 384, 943, 0))
     cut = fit_to_budget(
         rows, rows, 384, BudgetSplit(12, neighbors=5)
     )  # settled by larger devices: half of the bytes at the most
     assert cut is not None
     assert 0 < cut.neighbors < rows
+
+
+@given(st.integers(1, 2_000), st.integers(1, 200), st.integers(1, 10**6))
+def test_numbers_have_the_most_bits_with_which_all_rows_fit(rows: int, columns: int, budget: int) -> None:
+    """From eight down to four; then four for a quarter of the rows or more, and three for fewer."""
+    cut = fit_to_budget(budget, rows, columns, BudgetSplit(columns))
+    if cut is None:
+        return
+
+    def held(bits: int) -> int:
+        return min(rows, max(0, budget - 16) // row_bytes(columns, bits))
+
+    whole = [bits for bits in range(4, 9) if held(bits) == rows]
+    assert cut.bits == (max(whole) if whole else 4 if 4 * held(4) >= rows else 3)
+    assert cut.rows == held(cut.bits)
+
+
+def test_many_items_are_served_by_pairs_alone() -> None:
+    """Beside neighbors where users are few; a split with columns is a candidate."""
+    for rows, users, columns, near in ((11_584, 2_048, 96, 5), (11_585, 2_048, 0, 5), (11_585, 2_049, 0, 0)):
+        first, second, third, *_ = candidate_splits(10**8, rows, 384, users)
+        assert (first.columns, first.neighbors) == (columns, near)
+        assert second == replace(first, neighbors=5 - near)
+        assert third.columns > 0

@@ -49,6 +49,11 @@ class ServerOptimizer(FrozenSettings):
         power = {"data": 1.0, "equal": 0.0}.get(self.weighting, self.weighting)  # type: ignore[arg-type]
         return float(samples**power)
 
+    @property
+    def weighs_samples(self) -> bool:
+        """Whether a client weighs more the more samples it has."""
+        return self.weight(2.0) != 1
+
 
 class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
     """An algorithm whose server averages models, or takes steps along the mean of their changes."""

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fairfold.config.fleet import SecurePrivacy
 from fairfold.federation.algorithm import (
-    Algorithm,
     CombinesGroups,
     FixedPointUpdates,
     RemembersUpdates,
@@ -25,6 +24,9 @@ from fairfold.privacy.fixed_point import (
     Encoding,
     VectorLayout,
 )
+
+if TYPE_CHECKING:
+    from fairfold.config import Settings
 
 Value = TypeVar("Value")
 ROBUST = ("clipped", "trimmed", "median", "multi-krum")  # rules of :mod:`.robust`
@@ -45,21 +47,28 @@ class CombinesRobustly(CombinesGroups):
     """Takes a mean of its clients' changes, or by a robust rule what stands in its place."""
 
     times_median: ClassVar[float] = 5.0  # of the median norm: a device's change at most, without a rule
+    groups_times_median: ClassVar[float] = 2.0  # the same of sums of groups of devices, which are more alike
 
     @property
     def robust_rule(self) -> RobustRule | None:
         """The rule; None for the mean."""
         return None
 
+    @property
+    def weighs_samples(self) -> bool:
+        """Whether a user's weight depends on what the user has, which the server cannot know."""
+        return False
 
-def make_aggregate(algorithm: Algorithm, *, bounded: bool = False) -> Aggregate:
+
+def make_aggregate(settings: "Settings", *, bounded: bool = False) -> Aggregate:
     """The sums of a round, or where an algorithm combines robustly what takes their place; ``bounded`` for devices."""
+    algorithm = settings.algorithm
     rule = CombinesRobustly.of(algorithm).robust_rule
     if rule is None and not (bounded and isinstance(algorithm, CombinesRobustly)):
         return Aggregate()
     from fairfold.federation.robust import BoundedAggregate, RobustAggregate  # where it is asked for
 
-    return BoundedAggregate(algorithm) if rule is None else RobustAggregate(rule)
+    return BoundedAggregate(settings) if rule is None else RobustAggregate(settings, rule)
 
 
 class Ranks:
@@ -115,7 +124,7 @@ class Aggregator:
 
     def __init__(self, clients: Clients, ranks: Ranks = ONE) -> None:
         self.clients, self.plan, self.ranks = clients, clients.plan, ranks
-        self._aggregate = make_aggregate(self.plan.algorithm)
+        self._aggregate = make_aggregate(self.plan.settings)
         self._all_tasks: dict[tuple[int, int], ClientTask] = {}  # of all ranks, by size and round
 
     def own_tasks(self, scheduled: Iterable[ScheduledTask]) -> Iterable[ScheduledTask]:
@@ -202,7 +211,7 @@ def merged_groups_notes(before: Tensor, after: Tensor, names: list[str]) -> list
 def sum_over_ranks(ranks: Ranks, plan: Plan, aggregate: Aggregate, tasks: Sequence[ClientTask]) -> Aggregate:
     """Reduce the sums of updates to ``tasks`` over all processes; gather them with hashes per client, or if long."""
     if CombinesRobustly.of(plan.algorithm).robust_rule is not None:
-        kept = make_aggregate(plan.algorithm)
+        kept = make_aggregate(plan.settings)
         for task, update in ranks.all_gather(list(aggregate.updates())):
             kept.add(task, update)
         return kept

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,23 +24,36 @@ if TYPE_CHECKING:
     from fairfold.config import Settings
 
 COMPARED = 16  # updates of a size that are kept until they can be compared with one another
-FEWEST = 3  # updates that can be compared with one another; fewer are clipped together with nothing
+FEWEST = 3  # updates of a size that can be compared with one another
+
+
+class Compared(NamedTuple):
+    """An update that waits for others to be compared with, and the most users that it may be of."""
+
+    task: ClientTask
+    update: Update
+    users: int
 
 
 class RobustAggregate(Aggregate):
-    """The updates of a round, kept one by one, and combined by a rule for every size."""
+    """The updates of a round, kept one by one, and combined by a rule for every size.
 
-    def __init__(self, rule: RobustRule) -> None:
+    A size of which there are too few to compare has changes of at most the median norm of all updates.
+    """
+
+    def __init__(self, settings: "Settings", rule: RobustRule) -> None:
         super().__init__()
-        self.rule = rule
-        self.kept: dict[tuple[int, int], tuple[ClientTask, list[Update]]] = {}
+        self.rule, self._bounds = rule, Bounds(settings)
+        self.kept: dict[tuple[int, int], list[Compared]] = {}
 
-    def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Keep an update until all are combined."""
+    def add(self, task: ClientTask, update: Update, *, alone: bool = False, users: int = 1) -> None:
+        """Keep an update until all are combined; one without weight has no part in a mean, whatever its numbers."""
         if alone:
             super().add(task, update, alone=True)
-            return
-        self.kept.setdefault((task.size, task.round_number), (task, []))[1].append(update.dense())
+        elif update.weight:
+            one = Compared(task, update.dense(), users)
+            self._bounds.see(one)
+            self.kept.setdefault((task.size, task.round_number), []).append(one)
 
     def __len__(self) -> int:
         return super().__len__() + len(self.kept)
@@ -48,17 +61,19 @@ class RobustAggregate(Aggregate):
     @property
     def weight(self) -> float:
         """Total weight of all updates."""
-        return super().weight + sum(update.weight for _, updates in self.kept.values() for update in updates)
+        return super().weight + sum(update.weight for _, update in self.updates())
 
     def parts(self) -> Iterator[tuple[ClientTask, Update]]:
         """Every task with the updates to it: their weight, times their changes as the rule combines them."""
         yield from super().parts()
-        for task, updates in self.kept.values():
-            yield task, combine(self.rule, updates)
+        for of_size in self.kept.values():
+            few = len(of_size) < FEWEST
+            updates = [self._bounds.held(one, 1.0 if few else float("inf")) for one in of_size]
+            yield of_size[0].task, combine(self.rule, updates)
 
     def updates(self) -> Iterable[tuple[ClientTask, Update]]:
         """Every update with its task."""
-        return ((task, update) for task, updates in self.kept.values() for update in updates)
+        return ((one.task, one.update) for of_size in self.kept.values() for one in of_size)
 
 
 class BoundedAggregate(Aggregate):
@@ -68,48 +83,37 @@ class BoundedAggregate(Aggregate):
     are, keeps no more than the first few updates of a size, and no change at the bound of all numbers gets through.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, settings: "Settings") -> None:
         super().__init__()
-        self.algorithm = algorithm
-        self._norms: dict[int, list[float]] = {}
-        self._waiting: dict[int, list[tuple[ClientTask, Update]]] = {}
+        self._bounds = Bounds(settings)
+        self._waiting: dict[int, list[Compared]] = {}
 
-    def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Add an update, bounded; the first ones wait until there are enough to compare."""
-        if alone or not update.weight:
-            super().add(task, update, alone=alone)
+    def add(self, task: ClientTask, update: Update, *, alone: bool = False, users: int = 1) -> None:
+        """Add an update, bounded; the first ones wait until there are enough to compare.
+
+        One without weight has no part in a mean, and its numbers would have no bound.
+        """
+        if not update.weight:
             return
-        norms = self._norms.setdefault(task.size, [])
-        norms.append(sum(float(change.square().sum()) for change in self._changes(task, update).values()) ** 0.5)
+        if alone:
+            super().add(task, update, alone=True)
+            return
+        one = Compared(task, update, users)
         waiting = self._waiting.setdefault(task.size, [])
-        if len(norms) <= COMPARED:
-            waiting.append((task, update))
+        if self._bounds.see(one) <= COMPARED:
+            waiting.append(one)
         else:
             self._flush(task.size)
-            self._add_bounded(task, update, norms[-1])
-
-    def _changes(self, task: ClientTask, update: Update) -> Weights:
-        sums = update.dense().sums.items()
-        return {name: mean_change(self.algorithm, task, name, vector, update.weight) for name, vector in sums}
-
-    def _add_bounded(self, task: ClientTask, update: Update, norm: float) -> None:
-        bound = CombinesRobustly.of(self.algorithm).times_median * median(self._norms[task.size])
-        if norm > bound:
-            sent = task.vectors if self.algorithm.sends_weights else {}
-            scaled = {name: change * (bound / norm) for name, change in self._changes(task, update).items()}
-            sums = {name: (change + sent.get(name, 0.0)) * update.weight for name, change in scaled.items()}
-            update = Update(sums, update.weight)
-        super().add(task, update)
+            super().add(task, self._bounds.held(one))
 
     def _flush(self, size: int) -> None:
-        norms, waiting = self._norms[size], self._waiting.pop(size, [])
-        for (task, update), norm in zip(waiting, norms, strict=False):
-            self._add_bounded(task, update, norm)
+        for one in self._waiting.pop(size, []):
+            super().add(one.task, self._bounds.held(one))
 
     @property
     def weight(self) -> float:
         """Total weight of all updates."""
-        return super().weight + sum(update.weight for of in self._waiting.values() for _, update in of)
+        return super().weight + sum(one.update.weight for of in self._waiting.values() for one in of)
 
     def parts(self) -> Iterable[tuple[ClientTask, Update]]:
         """Every task with the sum of the updates to it."""
@@ -118,10 +122,59 @@ class BoundedAggregate(Aggregate):
         return super().parts()
 
 
+class Bounds:
+    """The norms and weights of updates that have come, which bound those of each."""
+
+    def __init__(self, settings: "Settings") -> None:
+        self.algorithm: Algorithm = settings.algorithm
+        bounds = CombinesRobustly.of(self.algorithm)
+        self.times = bounds.groups_times_median if settings.fleet.secure_groups > 1 else bounds.times_median
+        self.bounds_weights = bounds.weighs_samples
+        self.norms: dict[int, list[dict[str, float]]] = {}  # by size, of each vector of an update's change
+        self.weights = list[float]()  # of a user
+
+    def see(self, one: Compared) -> int:
+        """Note an update; how many of its size have come."""
+        norms = self.norms.setdefault(one.task.size, [])
+        norms.append({name: float(change.norm()) for name, change in self._changes(one).items()})
+        self.weights.append(one.update.weight / one.users)
+        return len(norms)
+
+    def held(self, one: Compared, times: float | None = None) -> Update:
+        """An update of vectors with at most a multiple of the median norm, and of the median weight of a user.
+
+        A device chooses its size: of one that hardly anybody else has, the norms of all sizes are the measure.
+        """
+        sums, weight = dict(one.update.sums), one.update.weight
+        if len(norms := self.norms[one.task.size]) < FEWEST:
+            norms = [norm for of in self.norms.values() for norm in of]
+        sent = one.task.vectors if self.algorithm.sends_weights else {}
+        for name, change in self._changes(one).items():
+            norm, middle = float(change.norm()), median(of[name] for of in norms if name in of)
+            if norm > (bound := (self.times if times is None else times) * middle):
+                sums[name] = (change * (bound / norm) + sent.get(name, 0.0)) * weight
+        most = self.times * median(self.weights) * one.users
+        if self.bounds_weights and weight > most:
+            return Update({name: total * (most / weight) for name, total in sums.items()}, most)
+        return Update(sums, weight)
+
+    def _changes(self, one: Compared) -> Weights:
+        sums, weight = one.update.dense().sums.items(), one.update.weight
+        return {name: mean_change(self.algorithm, one.task, name, vector, weight) for name, vector in sums}
+
+
+def hostile_groups(groups: int) -> int:
+    """How many of some groups of clients, three or more, a combination holds: fewer than a third; of three one."""
+    return max(1, (groups - 1) // 3)
+
+
 def winsorized_sum(values: Tensor) -> Tensor:
-    """The sum over rows, three or more, each number held between the second smallest and second largest of all rows."""
-    ordered = values.sort(dim=0).values
-    return values.clamp(min=ordered[1], max=ordered[-2]).sum(0)
+    """The sum over rows, three or more, each number held between the smallest and largest of rows that may be honest.
+
+    Where h rows may be hostile, these are the (h + 1)-th smallest and the (h + 1)-th largest of all.
+    """
+    ordered, hostile = values.sort(dim=0).values, hostile_groups(len(values))
+    return values.clamp(min=ordered[hostile], max=ordered[-1 - hostile]).sum(0)
 
 
 def combined_statistics(settings: "Settings", groups: Sequence[Update]) -> Update:
@@ -135,15 +188,12 @@ def combined_statistics(settings: "Settings", groups: Sequence[Update]) -> Updat
 
 
 def combine(rule: RobustRule, updates: list[Update]) -> Update:
-    """One update in place of several: their weight, and the change that a rule makes of theirs."""
-    weighing = [update for update in updates if update.weight > 0]
-    if not weighing:
-        return updates[0]
-    lengths = {name: len(vector) for name, vector in weighing[0].sums.items()}
-    changes = torch.stack([torch.cat([update.sums[name] for name in lengths]) / update.weight for update in weighing])
-    weights = changes.new_tensor([update.weight for update in weighing])
-    mean = _RULES[rule.kind](changes, weights, rule.num_hostile(len(weighing)))
-    total = sum(update.weight for update in weighing)
+    """One update in place of several, all with a weight: their weight, and the change that a rule makes of theirs."""
+    lengths = {name: len(vector) for name, vector in updates[0].sums.items()}
+    changes = torch.stack([torch.cat([update.sums[name] for name in lengths]) / update.weight for update in updates])
+    weights = changes.new_tensor([update.weight for update in updates])
+    mean = _RULES[rule.kind](changes, weights, rule.num_hostile(len(updates)))
+    total = sum(update.weight for update in updates)
     parts = torch.split(mean * total, list(lengths.values()))
     return Update(dict(zip(lengths, parts, strict=True)), total)
 

@@ -100,6 +100,7 @@ class Contribution(NamedTuple, Generic[Sender]):
     sender: Sender
     task: ClientTask
     update: Update
+    users: int = 1  # that it may be of
 
 
 def checked_server_update(plan: Plan, state: State, aggregate: Aggregate) -> State:
@@ -131,9 +132,9 @@ def step_without_culprits(
     """
 
     def step(members: Sequence[Contribution[Sender]]) -> State:
-        aggregate = make_aggregate(plan.algorithm, bounded=True)
+        aggregate = make_aggregate(plan.settings, bounded=True)
         for one in members:
-            aggregate.add(one.task, one.update, alone=plan.method.per_client)
+            aggregate.add(one.task, one.update, alone=plan.method.per_client, users=one.users)
         return checked_server_update(plan, state.copy(), aggregate)  # a step may change tensors in place
 
     def works(members: Sequence[Contribution[Sender]]) -> bool:

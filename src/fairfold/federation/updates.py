@@ -160,8 +160,8 @@ class Aggregate:
         self._owned: set[tuple[int, ...]] = set()  # sums whose tensors may be changed
         self._sparse: dict[tuple[int, ...], dict[str, SparseSum]] = {}  # those too long to be dense
 
-    def add(self, task: ClientTask, update: Update, *, alone: bool = False) -> None:
-        """Add an update; with ``alone`` as a sum of its own (a hash per client)."""
+    def add(self, task: ClientTask, update: Update, *, alone: bool = False, users: int = 1) -> None:
+        """Add an update of at most so many users; with ``alone`` as a sum of its own (a hash per client)."""
         key = (len(self._sums),) if alone else (task.size, task.round_number, task.group)
         additive = {
             name: task.projections[name].additive_form(vector, update.weight) if name in task.projections else vector

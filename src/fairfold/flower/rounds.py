@@ -195,21 +195,24 @@ class OpenRound:
         self.end_phase("masks")
         return messages
 
-    def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update]]:
-        """Unmask the aggregates of every group and size for nodes in ``used``, but what their users cannot have."""
+    def unmasked_updates(self, plan: Plan, users_of: Callable[[Node], int]) -> list[tuple[ClientTask, Update, int]]:
+        """Unmask the aggregates of every group and size for nodes in ``used``, each with the most users that it is of.
+
+        Those that their users cannot have are left out.
+        """
         if self.secure is None:
             return []
-        found, refused = list[tuple[ClientTask, Update]](), dict[int, str]()
+        found, refused = list[tuple[ClientTask, Update, int]](), dict[int, str]()
         for group, aggregates in self.secure.finish():
             group.require_budget_unspent(f"round {self.number}")
             survivors, problem = group.survivors, ""
-            sums = list[tuple[ClientTask, Update]]()
+            sums = list[tuple[ClientTask, Update, int]]()
             for size, aggregate in aggregates.items():
                 owners = survivors if len(aggregates) == 1 else [node for node in survivors if node.size == size]
                 users, task = sum(map(users_of, owners)), replace(self.requests[size].task, group=group.group)
                 problem = problem or sum_problem(plan, aggregate.update, users, len(owners)) or ""
                 self._add_aggregate_quality(aggregate, plan, users)
-                sums.append((task, from_weighted_change(plan, task, aggregate.update)))
+                sums.append((task, from_weighted_change(plan, task, aggregate.update), users))
             refused |= dict.fromkeys([node.node_id for node in survivors if problem], problem)
             self.used += [node.node_id for node in survivors if not problem]
             found += [] if problem else sums

@@ -265,7 +265,7 @@ class FairStrategy(Strategy):
         """Validate every update, aggregate per size, take the server's step; then record the round."""
         opened, network_state = self.open_round, self.network_state
         asynchronous = self.settings.fleet.asynchronous
-        aggregate = make_aggregate(self.plan.algorithm, bounded=True)
+        aggregate = make_aggregate(self.settings, bounded=True)
         if self.nodes.plan is None:  # no node has come yet, or the statistics are lost: there is no model
             self._recorder.record_round(opened)
             return None, None
@@ -273,9 +273,9 @@ class FairStrategy(Strategy):
         accepted: list[tuple[Node, TaskRequest]] = []
         for node, request, reply in usable_replies(self, replies, trained=True):
             assert reply.update is not None  # checked by usable_replies
-            if self.step_failed:
-                kept.append(Contribution(node, request.task, reply.update))
-            aggregate.add(request.task, reply.update, alone=self.plan.method.per_client)
+            one = Contribution(node, request.task, reply.update, self.users_of(node))
+            kept += [one] * self.step_failed
+            aggregate.add(one.task, one.update, alone=self.plan.method.per_client, users=one.users)
             accepted.append((node, request))
             opened.used.append(node.node_id)
             opened.add_quality(node, reply.quality)
@@ -284,8 +284,8 @@ class FairStrategy(Strategy):
         if opened.staleness:
             staleness = count_staleness(network_state.staleness, opened.staleness.values(), asynchronous)
             network_state.staleness = staleness
-        for task, update in opened.unmasked_updates(self.plan, self.users_of):
-            aggregate.add(task, update)
+        for task, update, users in opened.unmasked_updates(self.plan, self.users_of):
+            aggregate.add(task, update, users=users)
         survivors = () if opened.secure is None else opened.secure.survivors
         accepted += [(node, opened.requests[self._request_key(node)]) for node in survivors]
         state = take_step(self, aggregate, kept) if opened.used else None

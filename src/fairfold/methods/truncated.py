@@ -21,7 +21,8 @@ from fairfold.typing import FLOAT_BYTES, Shapes
 
 COLUMNS = (12, 24, 48, 96, 192, 384)  # numbers of columns that are candidates
 ROWS_BESIDE_PAIRS = 0.75  # share of the bytes for rows in the candidate with pairs and half of the default columns
-# Beyond so many of both the default holds pairs alone: of many items each has to do with few, and many users show which
+# Beyond so many rows the default holds pairs alone: of many items each has to do with few. Up to so many users
+# neighbors stand beside them.
 MANY_ROWS, MANY_USERS = 11_584, 2_048
 # With so few users the default is all columns: a spectrum cut below their number is worse than all or very few
 HANDFUL_OF_USERS, ALL_COLUMNS = 150, 192
@@ -29,11 +30,8 @@ MIN_CANDIDATE_ROWS = 1 / 16  # share of the rows that a candidate has to hold
 ALL_COLUMNS_ROWS = 0.3  # and that the default has to hold where it has all columns
 NEIGHBORS_PER_ITEM, MAX_NEIGHBOR_SHARE = 5, 1 / 3  # in the default split, unless they take more of the bytes
 CURVE = 16  # numbers of the popularity curve, a byte each
-BITS = (
-    (8, 1.0),
-    (4, 0.25),
-    (3, 0.0),
-)  # bits of a number, each with the share of rows that must fit; the first that does
+# Bits of a number, each with the share of rows that must fit; the first that does
+BITS = ((8, 1.0), (7, 1.0), (6, 1.0), (5, 1.0), (4, 0.25), (3, 0.0))
 
 
 @dataclass(frozen=True)
@@ -104,23 +102,26 @@ def candidate_splits(
     kept = neighbors if pair_bytes(neighbors * rows, rows, True) <= MAX_NEIGHBOR_SHARE * budget else 0
     full = max(rows, whole) / (2 if streamed else 1)
 
+    def of_columns(place: int) -> BudgetSplit:
+        # Neighbors stand beside rows of all items, and never in the place of rows.
+        beside = BudgetSplit(COLUMNS[place], neighbors=kept)
+        return beside if rows_held(beside) == rows else replace(beside, neighbors=0)
+
     def has_enough_rows(place: int) -> bool:
         # At least the share that the columns are of those wanted: so neither is cut much more than the other.
         share = ALL_COLUMNS_ROWS if users < HANDFUL_OF_USERS else COLUMNS[place] / COLUMNS[best]
-        return rows_held(BudgetSplit(COLUMNS[place], neighbors=kept)) >= min(rows, share * full)
+        return rows_held(of_columns(place)) >= min(rows, share * full)
 
     while first and not has_enough_rows(first):
         first -= 1
-    leading = BudgetSplit(COLUMNS[first], neighbors=kept)
-    if rows > MANY_ROWS and users > MANY_USERS:
-        default, others = PAIRS_ALONE, [replace(PAIRS_ALONE, neighbors=kept or min(1, neighbors)), leading]
-    else:
-        default, others = leading, [replace(leading, neighbors=0 if kept else min(1, neighbors))]
-    for place in (first - 1, first - 2, first + 1):
-        if 0 <= place < len(COLUMNS):
-            others.append(BudgetSplit(COLUMNS[place], neighbors=kept))
+    leading = of_columns(first)
+    default, others = leading, list[BudgetSplit]()
+    if rows > MANY_ROWS:
+        default, others = replace(PAIRS_ALONE, neighbors=0 if users > MANY_USERS else kept), [leading]
+    others.insert(0, replace(default, neighbors=0 if default.neighbors else kept or min(1, neighbors)))
+    others += [of_columns(place) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
     others.append(replace(PAIRS_ALONE, neighbors=kept))
-    others.append(BudgetSplit(COLUMNS[max(first - 1, 1)], ROWS_BESIDE_PAIRS, kept))
+    others.append(replace(of_columns(max(first - 1, 1)), share=ROWS_BESIDE_PAIRS))
     found = {fit_to_budget(budget, rows, columns, default): default}
     for split in others:
         if rows_held(split) >= MIN_CANDIDATE_ROWS * rows:

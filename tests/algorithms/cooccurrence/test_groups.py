@@ -9,14 +9,14 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence import groups
 from fairfold.algorithms.cooccurrence.cooccurrence import CoOccurrenceUpload, unpack_triangle
 from fairfold.algorithms.cooccurrence.groups import add_to_groups, combined
-from fairfold.federation.robust import winsorized_sum
+from fairfold.federation.robust import hostile_groups, winsorized_sum
 from fairfold.federation.updates import PLACES, sparse_vector
 from fairfold.subspace.projection import LeadingBlock
 
 ITEMS = 12
 SIZE = ITEMS * (ITEMS + 1) // 2
 FLEETS = st.lists(
-    st.lists(st.sets(st.integers(0, ITEMS - 1), min_size=1), min_size=1, max_size=4), min_size=4, max_size=6
+    st.lists(st.sets(st.integers(0, ITEMS - 1), min_size=1), min_size=1, max_size=4), min_size=4, max_size=8
 )
 
 
@@ -40,7 +40,8 @@ def by_definition(sums: list[Tensor]) -> Tensor:
         own = matrix.diagonal().clone()
         matrix.copy_(matrix.minimum(own[:, None]).minimum(own[None, :]).clamp(min=0))
     weights = torch.stack([matrix.sum(1) for matrix in matrices])
-    most = weights.sort(0).values[-2]
+    hostile = max(1, -(-len(sums) // 3) - 1)  # fewer than a third
+    most = weights.sort(0).values[-1 - hostile]
     for matrix, weight in zip(matrices, weights, strict=True):
         scales = torch.where(weight > most, most / weight, 1.0)
         held = matrix * scales[:, None].minimum(scales[None, :])
@@ -49,7 +50,8 @@ def by_definition(sums: list[Tensor]) -> Tensor:
     stacked = torch.stack(matrices)
     ordered = stacked.sort(0).values
     return sum(
-        (matrix.clamp(min=ordered[1], max=ordered[-2]) for matrix in stacked), torch.zeros(ITEMS, ITEMS).double()
+        (matrix.clamp(min=ordered[hostile], max=ordered[-1 - hostile]) for matrix in stacked),
+        torch.zeros(ITEMS, ITEMS).double(),
     )
 
 
@@ -72,11 +74,14 @@ def test_sums_may_be_combined_in_pieces(at_once: int, monkeypatch: pytest.Monkey
 
 
 @given(FLEETS, st.floats(-1e6, 1e6), st.integers(0, SIZE - 1))
-def test_one_group_moves_no_number_beyond_the_others(fleet: list[list[set[int]]], claim: float, place: int) -> None:
-    honest = sums_of(fleet)
+def test_hostile_groups_move_no_number_beyond_the_others(fleet: list[list[set[int]]], claim: float, place: int) -> None:
+    """One of four to six groups, two of seven or eight."""
+    honest, hostile = sums_of(fleet), 2 if len(fleet) > 6 else 1
+    assert hostile_groups(len(fleet)) == hostile
     spoiled = [total.clone() for total in honest]
-    spoiled[-1][place] = claim
-    found, others = combined(spoiled, SIZE), torch.stack(honest[:-1])
+    for total in spoiled[-hostile:]:
+        total[place] = claim
+    found, others = combined(spoiled, SIZE), torch.stack(honest[:-hostile])
     assert bool((found <= len(honest) * others.amax(0) + 1e-9).all())
     assert bool((found >= 0).all())
 
@@ -85,6 +90,8 @@ def test_groups_that_agree_are_summed() -> None:
     (total,) = sums_of([[{0, 1, 5}, {0, 5}]])
     assert combined([total] * 4, SIZE).equal(4 * total)
     assert winsorized_sum(torch.tensor([[1.0], [2.0], [3.0], [90.0]])).tolist() == [2 + 2 + 3 + 3]
+    assert winsorized_sum(torch.tensor([[1.0], [2], [3], [4], [5], [60], [90]])).tolist() == [3 + 3 + 3 + 4 + 5 + 5 + 5]
+    assert [hostile_groups(groups) for groups in (3, 4, 6, 7, 9, 10, 100)] == [1, 1, 1, 2, 2, 3, 33]
 
 
 def test_two_groups_cannot_be_compared() -> None:

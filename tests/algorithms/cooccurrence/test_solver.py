@@ -111,19 +111,29 @@ def test_the_strongest_pairs_are_those_of_a_full_search(monkeypatch: pytest.Monk
     assert not bool(found[len(ranked) :].any())
 
 
-def test_longer_histories_have_a_smaller_ridge() -> None:
-    """In the model that is chosen, as well: one of twice as long histories has 1/√2 of the other's λ."""
-    assert solver.scaled_ridge(4.0, 75) == 4.0
-    assert solver.scaled_ridge(3.0, 300) == 1.5
-    assert solver.scaled_ridge(3.0, 300, 0.5) == pytest.approx(1.5 * 75**0.5)  # larger pairs, larger λ
-    assert solver.scaled_ridge(1.0, 0.0) == solver.scaled_ridge(1.0, 1.0)
+def test_one_ridge_for_histories_of_any_length() -> None:
+    """In the model that is chosen, as well; pairs that weigh less have a smaller one."""
     histories = [[user % 8 + place for place in range(4)] for user in range(16)]
-    found = []
-    for mine in (histories, [items + [item + 11 for item in items] for items in histories]):
-        federation = co_occurrence_federation(dataset_of(mine, 22))
-        found.append(float(after_rounds(federation, federation.initial(), 1).algorithm_state["solver"]["solver"][0]))
-    assert found[0] == pytest.approx(4.0 * 75 / 4**0.5)
-    assert found[1] == pytest.approx(found[0] / 2**0.5)
+    for exponent, wanted in ((0.5, 4.0 * 75**0.5), (1.0, 4.0)):
+        for mine in (histories, [items + [item + 11 for item in items] for items in histories]):
+            federation = co_occurrence_federation(dataset_of(mine, 22), history_exponent=exponent)
+            state = after_rounds(federation, federation.initial(), 1)
+            assert float(state.algorithm_state["solver"]["solver"][0]) == pytest.approx(wanted)
+
+
+def test_few_users_have_no_more_items_than_a_multiple_of_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two items with as many users none is kept without the other."""
+    histories = [list(range(user, user + 12)) for user in range(8)]  # 8 users; counts rise to 8 and fall again
+    data = dataset_of(histories, 19)
+    for most, support in ((9, 3), (1.5, 5), (1, 7), (0.7, 8)):
+        monkeypatch.setattr(cooccurrence, "ITEMS_PER_USER", most)
+        federation = co_occurrence_federation(data, support=3)
+        model = cooccurrence.model_of(federation.plan)
+        counts = data.train.counts_by_item
+        assert model.min_support == support
+        assert model.head == int((counts >= support).sum())
+        assert model.head <= 8 * most or support == 3
+        assert most == 9 or int((counts >= support - 1).sum()) > 8 * most
 
 
 def test_more_support_is_the_leading_block_of_the_same_sum() -> None:

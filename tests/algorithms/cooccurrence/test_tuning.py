@@ -149,9 +149,8 @@ def test_tuning_ends_with_the_sum_and_the_model_of_all_histories() -> None:
     assert state.round_number == 10
     assert state.algorithm_state[SUM][SUM].equal(expected.algorithm_state[SUM][SUM])
     scaling, columns = tuning.solver_in(10, state.algorithm_state[QUALITY])
-    length = len(data.train) / data.num_users  # all items have support here
     chosen = SolverSettings(*state.algorithm_state["solver"]["solver"].tolist())
-    assert chosen.ridge == pytest.approx(4.0 * scaling.ridge * 75 / length**0.5)
+    assert chosen.ridge == pytest.approx(4.0 * 75**0.5 * scaling.ridge)
     assert chosen[1:4] == (columns, 0.15 * scaling.beta, 0.05 * scaling.neighbor_weight)
     wanted = algorithm.solve(federation.plan, state.algorithm_state[SUM][SUM], chosen)
     torch.testing.assert_close(state.full[ROWS], wanted[ROWS].float().view(-1), rtol=1e-4, atol=1e-5)
@@ -164,13 +163,12 @@ def test_every_solver_candidate_is_tried_and_noted() -> None:
     plan, algorithm = federation.plan, federation.plan.algorithm
     assert isinstance(algorithm, CoOccurrence)
     tuning, counts = algorithm.tuning(plan), plan.public.statistics["counts"]
-    own = 4.0 * 75 / plan.architecture.length**0.5  # type: ignore[attr-defined]
     many = len(tuning.splits[0])
     assert tuning.schedule.num_candidates == many + len(SOLVER_CANDIDATES) - 1
     for place, scaling in enumerate(SOLVER_CANDIDATES):
         number = tuning.schedule.first + (many + place - 1 if place else 0)
         chosen = algorithm.solver_settings(plan, State({}, number, {}))
-        assert chosen.ridge == pytest.approx(own * scaling.ridge)
+        assert chosen.ridge == pytest.approx(4.0 * 75**0.5 * scaling.ridge)
         assert (chosen.beta, chosen.neighbor_weight) == pytest.approx(
             (0.15 * scaling.beta, 0.05 * scaling.neighbor_weight)
         )

@@ -64,8 +64,10 @@ def ask(
         raise AssertionError("a request that was not for the SuperLink")
 
     factory, secret = SimpleNamespace(state=lambda: state), read_secret(server.control)
+    path, _, query = path.partition("?")
     scope = {
-        "type": "http", "path": path, "method": method, "client": ("192.0.2.1", 5), "server": ("192.0.2.1", 8000),
+        "type": "http", "path": path, "query_string": query.encode(), "method": method,
+        "client": ("192.0.2.1", 5), "server": ("192.0.2.1", 8000),
         "headers": [(HEADER.encode(), secret.encode())] if operator else [],
         "app": SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory)),
     }  # fmt: skip
@@ -110,6 +112,12 @@ def test_a_device_is_enrolled_once_and_a_refusal_has_a_reason(server: ServerFold
     assert ask(server, state, API_PREFIX + "enrol", request(many.secret, third))[1]["users"] == 50
     assert [(one.node, one.users) for one in server.roster().entries()] == [(7, 1), (8, 1), (9, 50)]
     assert ask(server, state, API_PREFIX + "catalogue", method="GET")[0] == 404
+    log = server.roster().content()
+    assert ask(server, state, API_PREFIX + "roster", method="GET") == (200, log)
+    for start in (0, 10, len(log), len(log) + 5):
+        assert ask(server, state, f"{API_PREFIX}roster?from={start}", method="GET") == (200, log[start:])
+    for wrong in ("from=-1", "from=", "from=1&from=2", "from=" + "9" * 30, "line=1"):
+        assert ask(server, state, f"{API_PREFIX}roster?{wrong}", method="GET")[0] == 400, wrong
 
 
 OTHER_CURVE = generate_private_key(SECP256R1()).public_key()

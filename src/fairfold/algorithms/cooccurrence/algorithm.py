@@ -69,9 +69,9 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
     Attributes:
         kind: Its name in settings.
         beta: Items weigh by the power −β of the number of their users.
-        ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/default-recommender.md).
+        ridge: 75^(1 − κ) times this is λ, added to the diagonal before the inverse (docs/default-recommender.md).
         history_exponent: A history of n items weighs each of its pairs n to the power −κ: this is κ.
-        support: Items with fewer users are left out of the head.
+        support: Items with fewer users are left out of the head, and more where there are 32 items for every user.
         min_item_users: Items that fewer users of one secure sum are expected to have are left out; 0 leaves out none.
         max_items: Size of the head at most.
         pair_weight: Weight of a listed pair, against 1 for what the rows say.
@@ -132,13 +132,13 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
         whole = cooccurrence.max_items(settings, public)
         counts = public.statistics.get(COUNTS)
         users = int(public.statistics.get(USERS, [public.num_users])[0])
-        private = is_private(settings)
+        private, least = is_private(settings), cooccurrence.least_support(settings, public)
         if projections is not None:
             if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= whole:
                 raise InvalidMessage("a task without rows of items", f"1 to {whole} rows", "Check both sides.")
             head = whole = projections[ROWS].shape[0]
         else:
-            support = max(self.support, scorer.required_item_users(self.min_item_users, settings, users))
+            support = max(least, scorer.required_item_users(self.min_item_users, settings, users))
             if counts is not None and not private:
                 whole = cooccurrence.num_supported(counts[:whole], support)
             head = cooccurrence.covered_items(settings, public, whole, None if private else counts, support)
@@ -149,9 +149,9 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
         factors = min(settings.model.factors, max(solver.LEAST_COLUMNS, low_rank.TABLE_NUMBERS // (2 * head)))
         sizes = (public.num_items, public.num_users, head, factors, users, length)
         architecture = CoOccurrenceArchitecture(*sizes, self.neighbor_weight > 0 and not private, whole)
-        architecture.min_support, architecture.streamed = self.support, self.streamed
+        architecture.min_support, architecture.streamed = least, self.streamed
         most = cooccurrence.max_items(settings, public)
-        if counts is not None and cooccurrence.num_supported(counts, self.support) > most:
+        if counts is not None and cooccurrence.num_supported(counts, least) > most:
             architecture.max_rows = most
         return architecture
 
@@ -304,10 +304,10 @@ class CoOccurrence(CoOccurrenceUploads, scorer.HistoryScoring, Tunable, FixedPoi
         scaling, columns = self.tuning(plan).solver_in(state.round_number, state.algorithm_state.get(QUALITY, {}))
         if noise:
             return solver.settings_under_noise(model.head, columns, noise)
-        ridge = solver.scaled_ridge(self.ridge, model.length, self.history_exponent)
+        ridge = solver.scaled_ridge(self.ridge, self.history_exponent)
         popularity = self.popularity_weight * tuning.popularity_factor(model.num_known_users)
         weights = (self.neighbor_weight, model.head, popularity)
-        return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), self.support)
+        return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), model.min_support)
 
     def solve(self, plan: Plan, sums: Tensor, chosen: SolverSettings) -> Weights:
         """The model's tensors from a co-occurrence sum."""

@@ -49,6 +49,7 @@ REQUEST = "request"
 USERS = "users"  # name of the statistic of users, items and pairs
 ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
 MASKED_ITEMS = 8_000  # items at most where a client sends all numbers of a triangle at once
+ITEMS_PER_USER = 32  # items of the head, at most, for every user
 LONGEST_UPLOAD = 2_048  # items of one user of which pairs are listed: the most popular ones; two million pairs
 CANDIDATE_ROUNDS = 14  # rounds that are left to candidates before uploads are cut into parts
 SYNC_STATE = "sync_state"  # name of the local state: for each sample, what the server's sum holds of it
@@ -120,6 +121,17 @@ def num_supported(counts: Tensor, support: float) -> int:
     return int(enough[-1]) + 1 if len(enough) else 1
 
 
+def least_support(settings: Any, public: PublicStatistics) -> int:
+    """How many users an item of the head has: more than settings say where few users have very many items.
+
+    What a pair of items says that three of a hundred users have is hardly more than who these users are.
+    """
+    least: int = settings.algorithm.support
+    users = int(public.statistics.get(USERS, [public.num_users])[0])
+    beyond = public.statistics.get(COUNTS, torch.empty(0))[int(ITEMS_PER_USER * users) :]
+    return max(least, int(beyond.max()) + 1) if len(beyond) else least
+
+
 def user_totals(histories: "Interactions", *, lengths: bool, pairs: bool) -> Tensor:
     """Numbers of users, items and pairs in some histories; items and pairs are 0 where they may not be known."""
     counts = histories.counts_by_user.double()
@@ -159,7 +171,7 @@ def num_parts(settings: Any, public: PublicStatistics) -> int:
     least = min(share_of(settings, public, capacity) for capacity in parse_scheme(settings.fleet.capacities))
     items, counts = max_items(settings, public), public.statistics.get(COUNTS)
     if counts is not None:
-        items = num_supported(counts[:items], settings.algorithm.support)
+        items = num_supported(counts[:items], least_support(settings, public))
     large = triangle_size(items) / triangle_size(MASKED_ITEMS)
     return min(ceil(max(1 / least, large) - 1e-9), most_parts(settings))
 

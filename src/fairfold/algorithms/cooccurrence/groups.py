@@ -1,11 +1,12 @@
-"""Co-occurrence sums of groups of clients, combined so that what one group alone says counts for little.
+"""Co-occurrence sums of groups of clients, combined so that what few groups alone say counts for little.
 
 Under masks the server sees sums over groups, and one client can send whatever it likes for its group. So each group has
 a sum of its own over all rounds, and the model is solved from what follows of them all:
 
 1. Every group's sum is held to what histories allow: a pair weighs at most as much as either of its items.
-2. An item's pairs in a group weigh together at most the second largest of what they weigh in any group.
-3. Of every number the Winsorized sum counts: each group's is held between the second smallest and second largest.
+2. An item's pairs in a group weigh together at most what they weigh in some group that may be honest: where h groups
+   may be hostile, the (h + 1)-th largest of what they weigh in any.
+3. Of every number the Winsorized sum counts: each group's is held between the (h + 1)-th smallest and largest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence.cooccurrence import triangle_items
 from fairfold.algorithms.cooccurrence.parts import add_parts, numbers_at
 from fairfold.config.fleet import FEWEST_GROUPS
-from fairfold.federation.robust import winsorized_sum
+from fairfold.federation.robust import hostile_groups, winsorized_sum
 from fairfold.federation.updates import PLACES, add_vectors, sparse_vector, stored_vector, vector_in
 from fairfold.kernels.sparse_pairs import columns_of
 from fairfold.subspace.projection import Projection
@@ -54,7 +55,9 @@ def combined(sums: Sequence[Tensor], size: int) -> Tensor:
         for total, of in zip(sums, items, strict=True):
             values = chunk.possible(total)
             of.index_add_(0, chunk.columns, values).index_add_(0, chunk.rows, values.masked_fill(chunk.diagonal, 0))
-    scales = (items.sort(0).values[-2] / items.clamp(min=torch.finfo(items.dtype).tiny)).clamp(max=1)
+    scales = (
+        items.sort(0).values[-1 - hostile_groups(len(sums))] / items.clamp(min=torch.finfo(items.dtype).tiny)
+    ).clamp(max=1)
     found = [places[:0].double()]
     for chunk in chunks:
         held = [chunk.possible(total) * chunk.scale(of) for total, of in zip(sums, scales, strict=True)]

@@ -22,7 +22,7 @@ RELATED = 64  # items that an item is regressed on, at most
 BLOCK_NUMBERS = 1 << 28  # of the blocks of all items, which are kept while settings are tuned
 SHRINKAGE = 16.0  # m over the mean diagonal: about what λ is
 COLUMNS_AT_ONCE = 128  # of a table that a sparse matrix is multiplied with: its rows then stay in the caches
-BLOCKS_AT_ONCE = 1 << 24  # numbers of blocks that are inverted together
+BLOCKS_AT_ONCE = 1 << 20  # numbers of blocks that are inverted together: few, which then stay in the caches
 
 Pairs = tuple[Tensor, Tensor, Tensor]  # the rarer item of each pair, the other one, and a value
 
@@ -120,11 +120,11 @@ class Neighborhoods:
             real = members != members[:, -1:]
             real[:, -1] = True
             scale = torch.where(real, weights[members], 0)
-            block = self.blocks[start : start + step] * scale[:, :, None] * scale[:, None, :]
+            block = (self.blocks[start : start + step] * scale[:, :, None]).mul_(scale[:, None, :])
             block.diagonal(dim1=1, dim2=2).add_(torch.where(real, ridge, 1.0))
             lower, failed = torch.linalg.cholesky_ex(block)
-            alone = block.diagonal(dim1=1, dim2=2).clamp(min=ridge).sqrt().diag_embed()
-            lower = torch.where(failed[:, None, None] > 0, alone, lower)
+            alone = failed.nonzero().flatten()
+            lower[alone] = block[alone].diagonal(dim1=1, dim2=2).clamp(min=ridge).sqrt().diag_embed()
             last = (1 / lower[:, -1, -1])[:, None, None] * torch.eye(width, dtype=block.dtype)[:, -1:]
             found[start : start + step] = torch.linalg.solve_triangular(lower.mT, last, upper=True)[:, :, 0]
         return found

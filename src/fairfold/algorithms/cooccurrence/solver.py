@@ -17,7 +17,6 @@ sums so large against λ that two items which always occur together could not be
 """
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import NamedTuple
 
 import torch
@@ -42,7 +41,7 @@ from fairfold.typing import Weights
 
 SMALL_MATRIX = 1_500  # items up to which all is done in double precision
 MAX_SINGLE_RATIO = 2.0**11  # the largest number of D G D over λ up to which single precision distinguishes items
-TYPICAL_LENGTH = 75.0  # length of a history for which λ is what the settings say
+TYPICAL_LENGTH = 75.0  # length of a history by which λ follows the weight of pairs
 # Directions multiplied at a time, size of a Krylov space against the number of eigenpairs, and restarts at most
 KRYLOV_BLOCK, KRYLOV_FACTOR, MAX_RESTARTS = 32, 3, 40
 EXHAUSTED = 0.25  # squared part of a direction in the known space above which it is rounding errors alone
@@ -74,15 +73,12 @@ class SolverSettings(NamedTuple):
         return f"λ = {self.ridge:.3g}, β = {self.beta:.2g}, {int(self.items):,} items, {neighbors}, {popularity}"
 
 
-def scaled_ridge(ridge: float, length: float, exponent: float = 1.0) -> float:
-    """λ for histories of a mean length within the head: the longer they are, the smaller.
+def scaled_ridge(ridge: float, exponent: float) -> float:
+    """λ for pairs that weigh n^−exponent: as much larger than ``ridge``, for 1/n, as pairs of a usual history are.
 
-    EASE's best penalty hardly depends on the length n, in units of x xᵀ/n that is one over n. Co-occurrence sums weigh
-    users alike and not by n, and want about the square root of that. Pairs that weigh n^−exponent are larger than those
-    of 1/n by n^(1 − exponent), and so is λ.
+    Long and short histories, and many users and few, want about the same (docs/default-recommender-evidence.md).
     """
-    larger = float(TYPICAL_LENGTH ** (1 - exponent))
-    return ridge * larger * sqrt(TYPICAL_LENGTH / max(length, 1.0))
+    return ridge * float(TYPICAL_LENGTH ** (1 - exponent))
 
 
 @dataclass(frozen=True)
@@ -116,15 +112,15 @@ class Precision:
 
 def spectrum(precision: Precision | LowRankPrecision | LocalPrecision, count: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of S, falling, and their vectors as columns."""
+    roots, local = precision.roots, isinstance(precision, LocalPrecision)
+    if not count:
+        dtype = precision.pairs[2].dtype if isinstance(precision, LocalPrecision) else precision.matrix.dtype
+        return torch.empty(0, dtype=dtype), torch.empty(len(roots), 0, dtype=dtype)
     matrix: SymmetricMatrix
-    roots = precision.roots
-    local = isinstance(precision, LocalPrecision)
     if isinstance(precision, LocalPrecision):
         matrix, roots = precision.correlations, torch.ones_like(roots)
     else:
         matrix = precision.matrix
-    if not count:
-        return torch.empty(0, dtype=matrix.dtype), torch.empty(len(roots), 0, dtype=matrix.dtype)
     values, vectors = top_eigenpairs(matrix, roots, count)
     signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
     return values if local else 1 - 1 / values, vectors * signs

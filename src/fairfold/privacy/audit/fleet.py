@@ -6,10 +6,13 @@ successful number of those counts. A device that claims several users (where its
 history as often.
 
 *Destruction.* Hostile devices of an algorithm whose clients send changes of the model (local SGD) send the worst that
-passes ``validate_update`` at their honest weight: numbers at the bound, the others' mean turned round, or noise a
-little larger than theirs. They know what all others send.
+passes ``validate_update``: numbers at the bound, the others' mean turned round, or noise a little larger than theirs.
+Their weight is the honest one; where users weigh by what they have, the most that theirs can weigh. They know what all
+others send. Under masks each acts for the sum of its size in its group of devices (``fleet.secure_groups``), up to what
+the encoding of so many devices holds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
@@ -20,9 +23,10 @@ from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
+from fairfold.config.fleet import SecurePrivacy
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregation import make_aggregate
-from fairfold.federation.algorithm import mean_change
+from fairfold.federation.aggregation import CombinesRobustly, make_aggregate
+from fairfold.federation.algorithm import WeighsUsers, mean_change
 from fairfold.federation.evaluation import Evaluator
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.plan import Plan
@@ -110,13 +114,15 @@ def _changes(plan: Plan, task: ClientTask, updates: list[Update]) -> dict[str, T
     }
 
 
-def attacks_of(plan: Plan) -> dict[str, Attack]:
-    """The changes that hostile clients of a plan send, by name."""
-    sends_weights, bound = plan.algorithm.sends_weights, 0.99 * plan.algorithm.max_change
+def attacks_of(plan: Plan, devices: int = 1) -> dict[str, Attack]:
+    """The changes that hostile clients of a plan send, by name; under masks in sums of so many devices."""
+    sends_weights, privacy = plan.algorithm.sends_weights, plan.settings.privacy
+    bound = 0.99 * plan.algorithm.max_change
 
     def at_bound(task: ClientTask, honest: list[Update], own: Update, _: float) -> Update:
         signs = {name: of.mean(0).sign() for name, of in _changes(plan, task, honest).items()}
-        return _like(own, {name: -bound * of for name, of in signs.items()}, task, sends_weights)
+        room = devices * privacy.clip / own.weight if isinstance(privacy, SecurePrivacy) else bound
+        return _like(own, {name: -room * of for name, of in signs.items()}, task, sends_weights)
 
     def turned(times: float) -> Attack:
         def change(task: ClientTask, honest: list[Update], own: Update, hostile_share: float) -> Update:
@@ -157,9 +163,9 @@ def quality_under_attack(settings: Settings, data: Dataset, devices: int, hostil
     """Quality after a run of some devices, the last ``hostile`` of which (in a drawn order) attack."""
     federation = Federation.with_numbered_items(settings, data)
     plan, clients = federation.plan, federation.clients
-    change = attacks_of(plan)[attack] if attack else None
     state = federation.initial()
     groups = device_groups(federation, devices)
+    change = attacks_of(plan, len(groups) // settings.fleet.secure_groups)[attack] if attack else None
     order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(settings.run.seed)).tolist()
     bad = set(order[:hostile])
     sizes = [int(federation.sampler.size[group[0]]) for group in groups]
@@ -167,6 +173,24 @@ def quality_under_attack(settings: Settings, data: Dataset, devices: int, hostil
         state = _attacked_round(federation, state, groups, sizes, bad, change)
     evaluator = Evaluator(replace(federation, clients=clients), {})
     return evaluator.quality(state, plan.assignments(state.round_number - 1)).server
+
+
+def _sums_of_groups(
+    groups: int, updates: list[Update], users: list[int], sizes: list[int], hostile: set[int]
+) -> tuple[list[Update], list[int], list[int], set[int]]:
+    """The sums of groups of devices of each size, with their users and sizes, and those that have a hostile device."""
+    rank, places = Counter[int](), dict[tuple[int, int], list[int]]()
+    for place, size in enumerate(sizes):
+        places.setdefault((size, rank[size] % groups), []).append(place)
+        rank[size] += 1
+    sums = [reduce(add, [updates[place] for place in of]) for of in places.values()]
+    together = [sum(users[place] for place in of) for of in places.values()]
+    return (
+        sums,
+        together,
+        [size for size, _ in places],
+        {at for at, of in enumerate(places.values()) if hostile & set(of)},
+    )
 
 
 def _attacked_round(
@@ -178,6 +202,8 @@ def _attacked_round(
     change: Attack | None,
 ) -> State:
     plan, clients = federation.plan, federation.clients
+    masked = plan.settings.privacy.uses_secure_aggregation
+    claim = WeighsUsers.of(plan.algorithm).max_user_weight(plan)
     distinct = sorted(set(sizes))
     tasks = dict(zip(distinct, plan.algorithm.tasks(plan, state, distinct), strict=True))
     updates: list[Update] = []
@@ -187,14 +213,20 @@ def _attacked_round(
             clients.save_local_state(trained.client_ids, trained.local_state)
             parts.append(trained.update)
         updates.append(reduce(add, parts))
-    aggregate = make_aggregate(plan.algorithm, bounded=True)
-    for place, (update, size) in enumerate(zip(updates, sizes, strict=True)):
+    users = [len(group) for group in groups]
+    if masked:
+        updates, users, sizes, bad = _sums_of_groups(plan.settings.fleet.secure_groups, updates, users, sizes, bad)
+    aggregate = make_aggregate(plan.settings, bounded=True)
+    for place, (update, size, most) in enumerate(zip(updates, sizes, users, strict=True)):
         sent, task = update, tasks[size]
         if place in bad and change is not None:
-            honest = [updates[other] for other in range(len(groups)) if sizes[other] == size and other not in bad]
-            sent = change(task, honest or [update], update, max(len(bad), 1) / len(groups))
-        if plan.algorithm.validate_update(plan, task, sent) is None:
-            aggregate.add(task, sent)
+            honest = [updates[other] for other in range(len(updates)) if sizes[other] == size and other not in bad]
+            sent = change(task, honest or [update], update, max(len(bad), 1) / len(updates))
+            if CombinesRobustly.of(plan.algorithm).weighs_samples:
+                times = most * claim / sent.weight
+                sent = Update({name: total * times for name, total in sent.sums.items()}, most * claim)
+        if masked or plan.algorithm.validate_update(plan, task, sent) is None:
+            aggregate.add(task, sent, users=most)
     try:
         return checked_server_update(plan, state, aggregate)
     except StepFailed:

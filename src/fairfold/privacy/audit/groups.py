@@ -1,8 +1,8 @@
-"""Promotion under masks where devices have secure sums by groups: one of them sends numbers of its choice.
+"""Promotion under masks where devices have secure sums by groups: some of them send numbers of their choice.
 
-It says what a sum of its group may hold (``federation.bounds``): that all users of the group have the target beside
-some popular items, and in the statistics, and it may take away what others of its group say. The server combines the
-groups' sums as in a run.
+Each is in a group of its own, and says what a sum of its group may hold (``federation.bounds``): that all users of the
+group have the target beside some popular items, and in the statistics, and it may take away what others of its group
+say. The server combines the groups' sums as in a run.
 """
 
 from itertools import product
@@ -32,7 +32,7 @@ BESIDE = (16, 64, 1 << 20)  # popular items with which all users of the group ar
 
 
 class Attack(NamedTuple):
-    """What the hostile device says for all users of its group, or takes from what its group says."""
+    """What a hostile device says for all users of its group, or takes from what its group says."""
 
     counted: bool  # that they have the target, in the statistics
     itself: bool  # the same, in the co-occurrences
@@ -51,22 +51,26 @@ class Attack(NamedTuple):
 NOTHING = Attack(False, False, False, 0)
 
 
-def promotion_in_groups(settings: Settings, train: Interactions, targets: list[int]) -> tuple[float, Attack]:
-    """The share of honest users who get a promoted item, a mean over targets; and the best attack.
+def promotion_in_groups(
+    settings: Settings, train: Interactions, targets: list[int], hostile: int = 1
+) -> tuple[float, Attack]:
+    """The share of honest users who get a promoted item, a mean over targets; and the best attack of hostile devices.
 
-    One hostile device joins the group of the first user.
+    Each of them joins a group of its own: those of the first users.
     """
     best = (0.0, NOTHING)
     for attack in map(Attack._make, product((False, True), (False, True), (False, True), BESIDE)):
-        best = max(best, (share_of_attack(settings, train, targets, attack), attack))
+        best = max(best, (share_of_attack(settings, train, targets, attack, hostile), attack))
     return best
 
 
-def share_of_attack(settings: Settings, train: Interactions, targets: list[int], attack: Attack) -> float:
+def share_of_attack(
+    settings: Settings, train: Interactions, targets: list[int], attack: Attack, hostile: int = 1
+) -> float:
     """The share of honest users who get a promoted item, by one attack: a mean over targets."""
     shares = list[float]()
     for target in targets:
-        federation, state, number = _attacked(settings, train, target, attack)
+        federation, state, number = _attacked(settings, train, target, attack, hostile)
         if state is None:  # no model follows from the sums: the round is dropped
             shares.append(0.0)
             continue
@@ -75,21 +79,22 @@ def share_of_attack(settings: Settings, train: Interactions, targets: list[int],
 
 
 def _attacked(
-    settings: Settings, train: Interactions, target: int, attack: Attack
+    settings: Settings, train: Interactions, target: int, attack: Attack, hostile: int
 ) -> tuple[Federation, State | None, int]:
     """A federation, its state when all groups have uploaded, and the target's number."""
     algorithm = settings.algorithm
     assert isinstance(algorithm, CoOccurrence)
     group = secure_groups(settings, train.num_users)
     members = [(group == one).nonzero().flatten() for one in range(settings.fleet.secure_groups)]
-    users, bad = [len(one) for one in members], int(group[0])
-    users[bad] += 1
+    users, bad = [len(one) for one in members], list(dict.fromkeys(group.tolist()))[:hostile]
+    for of in bad:
+        users[of] += 1
     popular = train.counts_by_item.argsort(descending=True, stable=True)
     beside = popular[popular != target][: attack.beside]
 
     groups = [algorithm.client_statistics(settings, train.of_users(one), range(train.num_items)) for one in members]
-    if attack.counted:
-        groups[bad].sums[COUNTS][target] = users[bad]
+    for of in bad if attack.counted else []:
+        groups[of].sums[COUNTS][target] = users[of]
     counts = combined_statistics(settings, groups).sums[COUNTS]
     numbers = counts.argsort(descending=True, stable=True).argsort()
     total = sum(users)
@@ -111,13 +116,14 @@ def _attacked(
     if attack.beside and number < head:
         low, high = others.clamp(max=number), others.clamp(min=number)
         items = torch.arange(head)
-        own = sums[bad]
-        if attack.alone:
-            diagonal = own[items * (items + 3) // 2]
-            own.zero_()[items * (items + 3) // 2] = diagonal
-        own[high * (high + 1) // 2 + low] = users[bad]
-        if attack.itself:
-            own[number * (number + 3) // 2] = users[bad]
+        for of in bad:
+            own = sums[of]
+            if attack.alone:
+                diagonal = own[items * (items + 3) // 2]
+                own.zero_()[items * (items + 3) // 2] = diagonal
+            own[high * (high + 1) // 2 + low] = users[of]
+            if attack.itself:
+                own[number * (number + 3) // 2] = users[of]
     state = federation.initial()
     whole = combined(sums, size)
     held = State(state.full, 1, {SUM: {SUM: whole}})
