@@ -102,6 +102,12 @@ def test_the_weight_of_other_items_is_the_root_of_the_density_or_the_number_give
     assert derived.plan.settings.plain()["algorithm"]["unobserved_weight"] is None  # a run is resumed as it was given
 
 
+def test_the_weight_of_other_items_is_at_least_a_tenth() -> None:
+    known = {COUNTS: torch.full((50,), 1.0), POPULATION: torch.tensor([1000.0, 0.0, 0.0])}
+    plan = Plan.of(newton(unobserved_weight=None), PublicStatistics(50, 1000, known))  # a density of 0.001
+    assert plan.algorithm.others == 0.1  # type: ignore[attr-defined]
+
+
 def test_one_step_of_everybody_is_the_least_squares_solution() -> None:
     with precision():
         federation, state = make_federation(tiny_data(2, USERS), newton())

@@ -51,6 +51,8 @@ from fairfold.typing import FLOAT_BYTES, Weights
 
 BLOCK_ITEMS = 8_192  # items recovered at a time in a pass over the catalogue
 
+LEAST_WEIGHT = 0.1  # that follows from the data: below, the mean user is too poor a stand-in in the Hessian
+
 SUBSPACE_METHODS = ("fair", "fair_hom", "full_trn", "fedavg")
 """Methods whose clients hold subspaces of the table, in which users can be solved for."""
 
@@ -70,7 +72,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         kind: Its name in settings.
         ridge: Ridge of the user's vector.
         unobserved_weight: w, weight of an item that the user does not have, against 1 for one they have; ``"none"``:
-            the root of the density of the data (docs/concepts.md).
+            the root of the density of the data, at least 0.1 (docs/concepts.md).
         local_lr: Learning rate on the client.
         server_optimizer: ``"newton"``: a step to the least-squares solution of all item rows, with ``server_lr`` 1
             (docs/concepts.md); or an optimizer along the mean change.
@@ -107,7 +109,8 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         if self.unobserved_weight is not None or POPULATION not in public.statistics:
             return self
         users, items, interactions = own_items(settings, public)
-        return self.model_copy(update={"unobserved_weight": min(interactions / (users * items), 1.0) ** 0.5 or 1.0})
+        weight = max(min(interactions / (users * items), 1.0) ** 0.5, LEAST_WEIGHT)
+        return self.model_copy(update={"unobserved_weight": weight})
 
     @property
     def asks_for_counts(self) -> bool:
