@@ -135,7 +135,7 @@ def test_an_empty_history_gets_popularity(tmp_path: Path, ratings_folder: Path, 
 
 
 def test_the_cap_that_binds_is_named() -> None:
-    data = SyntheticDataset(users=60, items=400, interactions_per_user=30).dataset()
+    data = SyntheticDataset(users=40, items=1_000, interactions_per_user=8).dataset()
     rounds = {"run": {"rounds": 1}, "fleet": {"capacities": "1x"}}
     support = int((data.train.counts_by_item >= 3).nonzero()[-1]) + 1
     for most, name in ((20, "algorithm.max_items"), (support, "support"), (8_000, "support")):

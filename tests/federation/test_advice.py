@@ -56,7 +56,7 @@ def test_newton_steps_of_few_clients_are_sent_to_all_of_them_or_to_more_rounds()
     few = load_settings(None, {"fleet.clients_per_round": 10}, "fair")
     (line,) = below_popularity(few, 0.2, 0.25)
     assert "fleet.clients_per_round=none" in line
-    assert "--rounds 200." in line
+    assert "--rounds 100." in line
     assert "item_ridge" not in line
 
 

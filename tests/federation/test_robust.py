@@ -148,10 +148,10 @@ def test_a_device_alone_of_its_size_is_compared_with_all_others() -> None:
         assert 0 < found[1] < 5 * 4, rule
 
 
-def test_each_vector_of_an_update_has_a_bound_of_its_own() -> None:
-    """Before, a small one could be as large as all together: the sum of u uᵀ of the recipe ``fair``, turned round."""
+def test_a_sum_beside_the_model_has_a_bound_of_its_own() -> None:
+    """Before, it could be as large as the whole update: the sum of u uᵀ of the recipe ``fair``, turned round."""
     shapes: dict[str, Projection] = {"rows": whole((8, 1)), "gram": whole((4, 1))}
-    task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8), "gram": torch.zeros(4)})
+    task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8)})
     aggregate = make_aggregate(Settings(algorithm={"kind": "closed_form"}), bounded=True)
     for _ in range(4):
         aggregate.add(task, Update({"rows": torch.ones(8), "gram": torch.full((4,), 0.01)}, 1.0))
@@ -159,6 +159,17 @@ def test_each_vector_of_an_update_has_a_bound_of_its_own() -> None:
     ((_, found),) = aggregate.parts()
     torch.testing.assert_close(found.sums["gram"], torch.full((4,), 4 * 0.01 - 10 * 0.01))
     torch.testing.assert_close(found.sums["rows"], torch.full((8,), 5.0))
+
+
+def test_a_small_vector_of_an_honest_model_is_bounded_with_the_whole() -> None:
+    """A bias may change ten times as much as others': the model's vectors have one norm."""
+    shapes: dict[str, Projection] = {"rows": whole((8, 1)), "bias": whole((1, 1))}
+    task = ClientTask(0, 0, shapes, {"rows": torch.zeros(8), "bias": torch.zeros(1)})
+    aggregate = make_aggregate(Settings(algorithm={"kind": "gradient"}), bounded=True)
+    for bias in (0.01, 0.01, 0.01, 1.0):
+        aggregate.add(task, Update({"rows": torch.ones(8), "bias": torch.tensor([bias])}, 1.0))
+    ((_, found),) = aggregate.parts()
+    torch.testing.assert_close(found.sums["bias"], torch.tensor([1.03]))
 
 
 @pytest.mark.parametrize("rule", ["delta", "paper"])

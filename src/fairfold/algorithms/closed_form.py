@@ -29,7 +29,14 @@ from fairfold.algorithms.averaging import AveragingAlgorithm, mean_changes
 from fairfold.algorithms.newton import GRAM, newton_step, running_gram
 from fairfold.data import Interactions
 from fairfold.federation.aggregation import CombinesRobustly
-from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
+from fairfold.federation.algorithm import (
+    COUNTS,
+    BatchedUpdates,
+    DeviceScoring,
+    FollowsStatistics,
+    Statistic,
+    count_of,
+)
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import (
@@ -65,7 +72,7 @@ REACHED = "reached"
 """Name of the rows that the last Newton step reached, before momentum took them on."""
 
 
-class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobustly):
+class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobustly, FollowsStatistics):
     """Matrix factorization with users solved exactly and one projected step per round.
 
     Attributes:

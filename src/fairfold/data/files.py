@@ -13,12 +13,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, cast
-
-import polars
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from fairfold.atomic_io import sync_folder
 from fairfold.errors import CannotWrite, InvalidData
+
+if TYPE_CHECKING:
+    import polars
 
 Advance = Callable[[int], None]
 # Called with a stage's name and size (0: unknown); the context gives a function that counts what is done.
@@ -156,6 +157,8 @@ def _as_utf8(block: bytes, encoding: str, repairs: Counter[str]) -> bytes:
 @contextlib.contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
     """Turn every kind of error that polars raises about a file into one InvalidData."""
+    import polars  # devices train without it
+
     try:
         yield
     except InvalidData:
@@ -166,8 +169,10 @@ def parquet_errors(path: Path) -> Iterator[None]:
         raise InvalidData(given, "a whole Parquet file", "Write or download it again.") from error
 
 
-def read_parquet(path: Path, *, memory_map: bool = True) -> polars.DataFrame:
+def read_parquet(path: Path, *, memory_map: bool = True) -> "polars.DataFrame":
     """Read a whole Parquet file; without a memory map where it will be overwritten."""
+    import polars
+
     with parquet_errors(path):
         return polars.read_parquet(path, glob=False, memory_map=memory_map)
 

@@ -81,10 +81,6 @@ class Algorithm(FrozenSettings):
         sums = {COUNTS: count_of(histories, items)} if settings.subspace.needs_counts else {}
         return Update(sums, float(histories.num_users))
 
-    def following(self, settings: "Settings", public: PublicStatistics) -> Self:
-        """The algorithm with the settings that follow from the statistics; itself where none do."""
-        return self
-
     def architecture(
         self,
         settings: "Settings",
@@ -191,6 +187,14 @@ class SettingsRules(Capability):
     def disclosure(self, settings: "Settings") -> str | None:
         """A sentence on what is left out of exact sums to protect users, if anything is."""
         return None
+
+
+class FollowsStatistics(Capability):
+    """Has settings that follow from the statistics."""
+
+    def following(self, settings: "Settings", public: PublicStatistics) -> Self:
+        """The algorithm with what follows from the statistics; itself where all settings are given."""
+        return self
 
 
 class NumbersItems(Capability):

@@ -14,6 +14,7 @@ from fairfold.federation.algorithm import (
     COUNTS,
     Algorithm,
     Capability,
+    FollowsStatistics,
     PrivateReleases,
     RemembersUpdates,
     SettingsRules,
@@ -74,7 +75,10 @@ class Plan:
     @cached_property
     def algorithm(self) -> Algorithm:
         """The algorithm of the settings, with what follows from the statistics."""
-        return self.settings.algorithm.following(self.settings, self.public)
+        algorithm = self.settings.algorithm
+        if isinstance(algorithm, FollowsStatistics):
+            return algorithm.following(self.settings, self.public)
+        return algorithm
 
     @property
     def resolved_settings(self) -> "Settings":

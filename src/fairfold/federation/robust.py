@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 COMPARED = 16  # updates of a size that are kept until they can be compared with one another
 FEWEST = 3  # updates of a size that can be compared with one another
+MODEL = "model"  # name of the norm of all vectors of the model together
 
 
 class Compared(NamedTuple):
@@ -130,33 +131,44 @@ class Bounds:
         bounds = CombinesRobustly.of(self.algorithm)
         self.times = bounds.groups_times_median if settings.fleet.secure_groups > 1 else bounds.times_median
         self.bounds_weights = bounds.weighs_samples
-        self.norms: dict[int, list[dict[str, float]]] = {}  # by size, of each vector of an update's change
+        self.norms: dict[int, list[dict[str, float]]] = {}  # by size, of each update
         self.weights = list[float]()  # of a user
 
     def see(self, one: Compared) -> int:
         """Note an update; how many of its size have come."""
         norms = self.norms.setdefault(one.task.size, [])
-        norms.append({name: float(change.norm()) for name, change in self._changes(one).items()})
+        norms.append({name: norm for name, (norm, _) in self._measured(one).items()})
         self.weights.append(one.update.weight / one.users)
         return len(norms)
 
     def held(self, one: Compared, times: float | None = None) -> Update:
-        """An update of vectors with at most a multiple of the median norm, and of the median weight of a user.
+        """An update with at most a multiple of the median norm, and of the median weight of a user.
 
         A device chooses its size: of one that hardly anybody else has, the norms of all sizes are the measure.
         """
-        sums, weight = dict(one.update.sums), one.update.weight
-        if len(norms := self.norms[one.task.size]) < FEWEST:
-            norms = [norm for of in self.norms.values() for norm in of]
+        of_size, sums, weight = self.norms[one.task.size], dict(one.update.sums), one.update.weight
+        norms = of_size if len(of_size) >= FEWEST else [norm for of in self.norms.values() for norm in of]
         sent = one.task.vectors if self.algorithm.sends_weights else {}
-        for name, change in self._changes(one).items():
-            norm, middle = float(change.norm()), median(of[name] for of in norms if name in of)
-            if norm > (bound := (self.times if times is None else times) * middle):
-                sums[name] = (change * (bound / norm) + sent.get(name, 0.0)) * weight
+        for name, (norm, changes) in self._measured(one).items():
+            bound = (self.times if times is None else times) * median(of[name] for of in norms if name in of)
+            if norm > bound:
+                scaled = {part: change * (bound / norm) for part, change in changes.items()}
+                sums |= {part: (change + sent.get(part, 0.0)) * weight for part, change in scaled.items()}
         most = self.times * median(self.weights) * one.users
         if self.bounds_weights and weight > most:
             return Update({name: total * (most / weight) for name, total in sums.items()}, most)
         return Update(sums, weight)
+
+    def _measured(self, one: Compared) -> dict[str, tuple[float, Weights]]:
+        """Norms of changes: of all vectors of the model together, and of every other sum, which has other units."""
+        changes = self._changes(one)
+        model = {name: change for name, change in changes.items() if name in one.task.vectors}
+        others = {name: {name: change} for name, change in changes.items() if name not in model}
+        groups = ({MODEL: model} if model else {}) | others
+        return {
+            name: (float(sum(float(change.square().sum()) for change in of.values()) ** 0.5), of)
+            for name, of in groups.items()
+        }
 
     def _changes(self, one: Compared) -> Weights:
         sums, weight = one.update.dense().sums.items(), one.update.weight
