@@ -32,8 +32,8 @@ from fairfold.federation.aggregation import CombinesRobustly
 from fairfold.federation.algorithm import (
     COUNTS,
     BatchedUpdates,
+    DerivesSettings,
     DeviceScoring,
-    FollowsStatistics,
     Statistic,
     count_of,
 )
@@ -72,7 +72,7 @@ REACHED = "reached"
 """Name of the rows that the last Newton step reached, before momentum took them on."""
 
 
-class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobustly, FollowsStatistics):
+class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobustly, DerivesSettings):
     """Matrix factorization with users solved exactly and one projected step per round.
 
     Attributes:
@@ -112,7 +112,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring, CombinesRobu
         assert self.unobserved_weight is not None
         return self.unobserved_weight
 
-    def following(self, settings: Any, public: PublicStatistics) -> Self:
+    def with_derived_settings(self, settings: Any, public: PublicStatistics) -> Self:
         if self.unobserved_weight is not None or POPULATION not in public.statistics:
             return self
         users, items, interactions = own_items(settings, public)

@@ -189,10 +189,10 @@ class SettingsRules(Capability):
         return None
 
 
-class FollowsStatistics(Capability):
+class DerivesSettings(Capability):
     """Has settings that follow from the statistics."""
 
-    def following(self, settings: "Settings", public: PublicStatistics) -> Self:
+    def with_derived_settings(self, settings: "Settings", public: PublicStatistics) -> Self:
         """The algorithm with what follows from the statistics; itself where all settings are given."""
         return self
 

@@ -14,7 +14,7 @@ from fairfold.federation.algorithm import (
     COUNTS,
     Algorithm,
     Capability,
-    FollowsStatistics,
+    DerivesSettings,
     PrivateReleases,
     RemembersUpdates,
     SettingsRules,
@@ -76,8 +76,8 @@ class Plan:
     def algorithm(self) -> Algorithm:
         """The algorithm of the settings, with what follows from the statistics."""
         algorithm = self.settings.algorithm
-        if isinstance(algorithm, FollowsStatistics):
-            return algorithm.following(self.settings, self.public)
+        if isinstance(algorithm, DerivesSettings):
+            return algorithm.with_derived_settings(self.settings, self.public)
         return algorithm
 
     @property

@@ -146,8 +146,9 @@ class Bounds:
 
         A device chooses its size: of one that hardly anybody else has, the norms of all sizes are the measure.
         """
-        of_size, sums, weight = self.norms[one.task.size], dict(one.update.sums), one.update.weight
-        norms = of_size if len(of_size) >= FEWEST else [norm for of in self.norms.values() for norm in of]
+        sums, weight = dict(one.update.sums), one.update.weight
+        if len(norms := self.norms[one.task.size]) < FEWEST:
+            norms = [norm for of in self.norms.values() for norm in of]
         sent = one.task.vectors if self.algorithm.sends_weights else {}
         for name, (norm, changes) in self._measured(one).items():
             bound = (self.times if times is None else times) * median(of[name] for of in norms if name in of)
